@@ -1,0 +1,44 @@
+"""The bill of materials, /opt/muster/bom.json: every Debian package, every wheel, every pin.
+
+Runs inside the image during its build and adds to what the host knows what only the image can
+tell. Reading it needs no torch.
+"""
+
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from muster import process
+
+PATH = Path("/opt/muster/bom.json")
+SCHEMA = 1
+
+
+def debian_packages() -> list[dict[str, str]]:
+    """Name, version and architecture of every installed package, from dpkg."""
+    listed = process.run(
+        ["dpkg-query", "--show", "--showformat=${Package}\t${Version}\t${Architecture}\n"]
+    )
+    fields = ("name", "version", "architecture")
+    return [dict(zip(fields, line.split("\t"), strict=True)) for line in listed.output.splitlines()]
+
+
+def complete(facts: dict[str, Any]) -> dict[str, Any]:
+    """`facts` of the host (variant, base, wheels) with the image's own Python and packages."""
+    return {
+        "schema": SCHEMA,
+        **facts,
+        "python": platform.python_version(),
+        "debian": debian_packages(),
+    }
+
+
+def main() -> None:
+    facts = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    json.dump(complete(facts), sys.stdout, indent=1)
+
+
+if __name__ == "__main__":
+    main()

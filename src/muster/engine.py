@@ -1,0 +1,470 @@
+"""The Docker Engine: find it or start one, what images it holds, run a container, leave nothing.
+
+The one room that imports the docker SDK. Building is the docker client's work (buildkit.py): the
+SDK has no BuildKit, https://github.com/docker/docker-py/issues/2230.
+"""
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, cast
+
+import docker
+import docker.errors
+import docker.models.containers
+import docker.types
+import psutil
+import requests.exceptions
+import urllib3.exceptions
+from docker.context import Context, ContextAPI
+
+from muster import dockerd
+from muster.errors import (
+    DigestGone,
+    DiskFull,
+    EngineLost,
+    EngineRefused,
+    EngineRefusesUser,
+    MachineLacks,
+    NoEngine,
+)
+from muster.progress import Progress
+
+LABEL_RUN = "io.muster.run"
+LABEL_OWNER = "io.muster.owner"
+
+CONNECT_LIMIT_S = 15
+ANSWER_LIMIT_S = 300
+START_LIMIT_S = 60.0
+
+_LOST = (
+    requests.exceptions.ConnectionError,
+    requests.exceptions.ReadTimeout,
+    requests.exceptions.ChunkedEncodingError,
+    urllib3.exceptions.HTTPError,
+    ConnectionError,
+)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an Engine may be: a URL or a docker context, and who named it."""
+
+    named_by: str
+    url: str | None = None
+    context: str | None = None
+
+    @property
+    def client_flags(self) -> list[str]:
+        """The docker client's global flags that lead it to the same Engine."""
+        if self.context is not None:
+            return ["--context", self.context]
+        return ["--host", self.url] if self.url is not None else []
+
+    @property
+    def builder(self) -> str:
+        """buildx's name for the builder inside that Engine."""
+        return self.context or "default"
+
+    @property
+    def socket(self) -> Path | None:
+        scheme, _, path = (self.url or "").partition("://")
+        return Path(path) if scheme == "unix" else None
+
+    def __str__(self) -> str:
+        return f"{self.named_by}: {self.context or self.url}"
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image on the Engine. `size` in bytes, as `docker images` shows it."""
+
+    ref: str
+    id: str
+    size: int
+    labels: Mapping[str, str]
+    architecture: str
+
+
+class Ask(StrEnum):
+    """What a container asks of the Engine beyond the ordinary, and the Engine may refuse."""
+
+    MEMLOCK = "memlock"
+    GPUS = "gpus"
+    INFINIBAND = "infiniband"
+
+
+# what the Engine says at the start of a container when it refuses
+_REFUSALS = {
+    Ask.MEMLOCK: re.compile(r"rlimit", re.IGNORECASE),
+    Ask.GPUS: re.compile(r"could not select device driver|nvidia-container-cli|unresolvable CDI"),
+    Ask.INFINIBAND: re.compile(r"device information|/dev/infiniband"),
+}
+
+
+class AskRefused(EngineRefused):
+    """The Engine refused one of the asks; the same container may start without it."""
+
+    def __init__(self, ask: Ask, evidence: str) -> None:
+        super().__init__(f"a container with {ask}", evidence)
+        self.ask = ask
+        self.evidence = evidence
+
+
+class RegistryUnreachable(MachineLacks):
+    """The registry did not answer; the base can still be made from Debian's packages."""
+
+    def __init__(self, ref: str, evidence: str) -> None:
+        super().__init__(f"the registry of {ref} cannot be reached: {evidence}", "give --base REF")
+        self.evidence = evidence
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerSpec:
+    """One container: what runs in it and what it asks of the Engine. `shm_bytes` is /dev/shm."""
+
+    image: str
+    command: tuple[str, ...]
+    shm_bytes: int
+    asks: frozenset[Ask] = frozenset()
+    cap_add: tuple[str, ...] = ()
+    user: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Container:
+    """A container that runs; its standard output line by line, its exit code at the end."""
+
+    def __init__(
+        self,
+        container: docker.models.containers.Container,
+        output: Iterator[tuple[bytes | None, bytes | None]],
+    ) -> None:
+        self._container = container
+        self._output = output
+        self.stderr: deque[str] = deque(maxlen=40)
+
+    @property
+    def name(self) -> str:
+        return str(self._container.name)
+
+    def lines(self) -> Iterator[str]:
+        """Lines of standard output until the container ends; `stderr` keeps the other's last."""
+        rest = b""
+        with contextlib.suppress(*_LOST):  # exit_code() says what it was
+            for out, err in self._output:
+                self.stderr.extend((err or b"").decode(errors="replace").splitlines())
+                *whole, rest = (rest + (out or b"")).split(b"\n")
+                for line in whole:
+                    yield line.decode(errors="replace")
+        if rest:
+            yield rest.decode(errors="replace")
+
+    def ending(self, during: str) -> str:
+        """How it ended, in words: "exit code 1", "out of memory"; EngineLost if nobody knows."""
+        with _answers(during):
+            exit_code = int(self._container.wait(timeout=CONNECT_LIMIT_S)["StatusCode"])
+            self._container.reload()
+        if self._container.attrs["State"].get("OOMKilled"):
+            return f"out of memory, exit code {exit_code}"
+        return f"exit code {exit_code}"
+
+
+class Engine:
+    """A Docker Engine that answers."""
+
+    def __init__(self, client: docker.DockerClient, address: Address) -> None:
+        self._client = client
+        self.address = address
+        with _answers("the first look"):
+            version: dict[str, Any] = client.version()
+        self.version = str(version["Version"])
+        self.architecture = str(version["Arch"])
+
+    def answers(self) -> bool:
+        """Whether it still does."""
+        try:
+            return bool(self._client.ping())
+        except (docker.errors.DockerException, *_LOST):
+            return False
+
+    def image(self, ref: str) -> Image | None:
+        """The image `ref` if it is on this Engine; nothing is pulled."""
+        with _answers("a look at its images"):
+            try:
+                found = self._client.images.get(ref)
+            except docker.errors.ImageNotFound:
+                return None
+        return Image(
+            ref,
+            str(found.id),
+            int(found.attrs["Size"]),
+            found.labels or {},
+            str(found.attrs["Architecture"]),
+        )
+
+    def pull(self, ref: str) -> None:
+        """Pull `ref`; DigestGone when the registry says so, RegistryUnreachable otherwise."""
+        with _answers("a pull"):
+            try:
+                self._client.images.pull(ref)
+            except docker.errors.NotFound as error:
+                raise DigestGone(ref) from error
+            except docker.errors.APIError as error:
+                raise RegistryUnreachable(ref, _first_line(error)) from error
+
+    def import_image(self, tar: Path, ref: str, labels: Mapping[str, str]) -> None:
+        """Make the image `ref` of one layer from the root filesystem in `tar`."""
+        repository, _, tag = ref.partition(":")
+        changes = [f'LABEL {name}="{value}"' for name, value in labels.items()]
+        with _answers("an import"), _refuses(f"to import {ref}"):
+            self._client.api.import_image(
+                src=str(tar), repository=repository, tag=tag, changes=changes
+            )
+
+    @contextlib.contextmanager
+    def run(self, spec: ContainerSpec) -> Iterator[Container]:
+        """The started container of `spec`; removed by force on leaving, however that happens.
+
+        Raises AskRefused when the Engine refuses one of its asks, EngineRefused for the rest.
+        """
+        run_id = uuid.uuid4().hex[:12]
+        reaper = _start_reaper(run_id)
+        try:
+            with _answers("the start of a container"), _refuses_asks(spec):
+                container = self._client.containers.create(
+                    name=f"muster-{run_id}",
+                    labels={LABEL_RUN: run_id, LABEL_OWNER: _owner()},
+                    **_create_options(spec),
+                )
+                # attached before the start, so that no line is missed whatever the log driver
+                output = self._client.api.attach(str(container.id), stream=True, demux=True)
+                container.start()
+            yield Container(container, cast("Iterator[tuple[bytes | None, bytes | None]]", output))
+        finally:
+            with contextlib.suppress(EngineLost):  # the reaper and the next sweep try again
+                self.remove_run(run_id)
+            reaper.kill()
+            reaper.wait()
+
+    def remove_run(self, run_id: str) -> None:
+        """Remove all that the run `run_id` made on this Engine."""
+        self._remove(f"{LABEL_RUN}={run_id}")
+
+    def sweep(self) -> int:
+        """Remove containers of Muster's commands on this host that are gone; how many."""
+        with _answers("a sweep"):
+            mine = self._client.containers.list(all=True, filters={"label": LABEL_OWNER})
+        stale = [container for container in mine if _is_gone(container.labels[LABEL_OWNER])]
+        for container in stale:
+            self.remove_run(container.labels[LABEL_RUN])
+        return len(stale)
+
+    def _remove(self, label: str) -> None:
+        with _answers("the clean-up"):
+            for container in self._client.containers.list(all=True, filters={"label": label}):
+                with contextlib.suppress(docker.errors.NotFound, docker.errors.APIError):
+                    container.remove(force=True, v=True)
+
+
+# ---- finding one -------------------------------------------------------------------------------
+
+
+def connect() -> Engine:
+    """The Engine that DOCKER_HOST, the docker context or the default sockets name."""
+    tried: list[str] = []
+    for address in _addresses():
+        try:
+            return Engine(_client(address), address)
+        except (docker.errors.DockerException, EngineLost) as error:
+            if address.socket and address.socket.exists() and not os.access(address.socket, os.W_OK):
+                raise EngineRefusesUser(str(address)) from error
+            tried.append(f"{address} {_plain(error)}")
+    raise NoEngine(tried, "start Docker, or name another Engine in DOCKER_HOST")
+
+
+def ensure(confirm: Callable[[str], bool], progress: Progress) -> Engine:
+    """The Engine that answers; if none does, install and start the distribution's, if allowed.
+
+    `confirm` is asked before anything is installed or started, with what would be done.
+    """
+    try:
+        return connect()
+    except NoEngine as error:
+        if not all(address.socket for address in _addresses()):
+            raise  # the user named another Engine: none that is started here would be used
+        if why := dockerd.forbidden():
+            remedy = "install docker.io (Debian, Ubuntu) or Docker's own packages, and start it"
+            raise NoEngine([error.what, why], f"{remedy}; or run this as root") from None
+        missing = not dockerd.is_installed()
+        doing = "install docker.io and start dockerd" if missing else "start dockerd"
+        if not confirm(f"No Docker Engine answers. {doing.capitalize()}?"):
+            raise
+    if missing:
+        dockerd.install(progress)
+    return _start(progress)
+
+
+def _start(progress: Progress) -> Engine:
+    # the package may have started it on its own by now
+    with contextlib.suppress(NoEngine):
+        return connect()
+    daemon = dockerd.start(progress)
+    deadline = time.monotonic() + START_LIMIT_S
+    while True:
+        try:
+            engine = connect()
+        except NoEngine as error:
+            if daemon is not None and daemon.poll() is not None:
+                raise dockerd.failure(daemon) from None
+            if time.monotonic() > deadline:
+                raise (dockerd.failure(daemon) if daemon else error) from None
+            time.sleep(0.2)
+        else:
+            if daemon is not None:
+                dockerd.remember(daemon)
+            return engine
+
+
+def _addresses() -> list[Address]:
+    """Where to look, in the docker client's own order; the first that is named is the only one."""
+    if host := os.environ.get("DOCKER_HOST"):
+        return [Address("DOCKER_HOST", url=host)]
+    name = os.environ.get("DOCKER_CONTEXT") or ContextAPI.get_current_context().Name
+    if name != "default":
+        return [Address("docker context", context=name)]
+    sockets = [Path("/var/run/docker.sock"), Path.home() / ".docker/run/docker.sock"]
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        sockets.insert(1, Path(runtime) / "docker.sock")
+    present = [path for path in sockets if path.exists()] or sockets[:1]
+    return [Address("default socket", url=f"unix://{path}") for path in present]
+
+
+def _client(address: Address) -> docker.DockerClient:
+    if address.named_by == "DOCKER_HOST":
+        client = docker.from_env(timeout=CONNECT_LIMIT_S)
+    elif address.context is not None:
+        client = _context_client(address.context)
+    else:
+        client = docker.DockerClient(base_url=address.url, timeout=CONNECT_LIMIT_S)
+    client.api.timeout = ANSWER_LIMIT_S
+    return client
+
+
+def _context_client(name: str) -> docker.DockerClient:
+    context: Context | None = ContextAPI.get_context(name)
+    if context is None:
+        raise docker.errors.ContextNotFound(name)
+    return docker.DockerClient(
+        base_url=context.Host,
+        tls=context.TLSConfig or False,
+        timeout=CONNECT_LIMIT_S,
+        use_ssh_client=str(context.Host).startswith("ssh://"),
+    )
+
+
+# ---- what it refuses, and when it is gone -------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _answers(during: str) -> Iterator[None]:
+    """A lost connection becomes EngineLost."""
+    try:
+        yield
+    except _LOST as error:
+        raise EngineLost(during, _plain(error)) from error
+
+
+@contextlib.contextmanager
+def _refuses(doing: str) -> Iterator[None]:
+    """What the Engine answers with an error becomes EngineRefused, or DiskFull."""
+    try:
+        yield
+    except docker.errors.APIError as error:
+        evidence = _first_line(error)
+        if "no space left on device" in evidence:
+            raise DiskFull("the Engine's", evidence) from error
+        raise EngineRefused(doing, evidence) from error
+
+
+@contextlib.contextmanager
+def _refuses_asks(spec: ContainerSpec) -> Iterator[None]:
+    """The same, and a refusal of one of the asks becomes AskRefused."""
+    try:
+        with _refuses(f"a container of {spec.image}"):
+            yield
+    except EngineRefused as error:
+        for ask in sorted(spec.asks):
+            if _REFUSALS[ask].search(error.what):
+                raise AskRefused(ask, error.what) from error
+        raise
+
+
+def _first_line(error: docker.errors.APIError) -> str:
+    return str(error.explanation or error).strip().splitlines()[0]
+
+
+def _plain(error: BaseException) -> str:
+    """The innermost reason, without the wrappers' class names around it."""
+    reasons = re.findall(r"(?:Error|Errno)[^']*'([^']+)'", str(error))
+    return str(reasons[-1] if reasons else error)
+
+
+def _create_options(spec: ContainerSpec) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "image": spec.image,
+        "command": list(spec.command),
+        "shm_size": spec.shm_bytes,
+        "cap_add": list(spec.cap_add),
+        "environment": dict(spec.environment),
+        "user": spec.user,
+        # reaps what torchrun's ranks leave, as a pod's pause process does
+        "init": True,
+    }
+    if Ask.MEMLOCK in spec.asks:
+        options["ulimits"] = [docker.types.Ulimit(name="memlock", soft=-1, hard=-1)]
+    if Ask.GPUS in spec.asks:
+        options["device_requests"] = [docker.types.DeviceRequest(count=-1, capabilities=[["gpu"]])]
+    if Ask.INFINIBAND in spec.asks:
+        options["devices"] = ["/dev/infiniband:/dev/infiniband:rwm"]
+    return options
+
+
+# ---- nothing left behind ------------------------------------------------------------------------
+
+
+def _start_reaper(run_id: str) -> subprocess.Popen[bytes]:
+    """A process that removes the run when this one is gone, even by SIGKILL."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "muster.reaper", run_id],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _owner() -> str:
+    """This process, so that another can tell whether it still lives: host, pid, start time."""
+    me = psutil.Process()
+    return f"{socket.gethostname()} {me.pid} {me.create_time():.1f}"
+
+
+def _is_gone(owner: str) -> bool:
+    host, pid, started = owner.rsplit(" ", 2)
+    if host != socket.gethostname():
+        return False
+    try:
+        return f"{psutil.Process(int(pid)).create_time():.1f}" != started
+    except psutil.NoSuchProcess:
+        return True

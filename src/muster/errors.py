@@ -1,0 +1,292 @@
+"""Every error a user can meet: what happened, the value in question, what to do, the exit code."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import ClassVar
+
+
+class ExitCode(IntEnum):
+    """What a command's exit status says (0 is success)."""
+
+    FINDINGS = 1
+    WRONG_INPUT = 2
+    MACHINE_LACKS = 3
+
+
+class MusterError(Exception):
+    """An error with its remedy; tasks.py prints it and exits with `exit_code`."""
+
+    exit_code: ClassVar[ExitCode]
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  do: {self.remedy}"
+
+
+class WrongInput(MusterError):
+    """What the user gave is wrong."""
+
+    exit_code = ExitCode.WRONG_INPUT
+
+
+class MachineLacks(MusterError):
+    """The machine, its Engine or its network lacks something."""
+
+    exit_code = ExitCode.MACHINE_LACKS
+
+
+# ---- what the user gave ------------------------------------------------------------------------
+
+
+class UnknownVariant(WrongInput):
+    def __init__(self, variant: str, known: Sequence[str]) -> None:
+        super().__init__(
+            f"there is no variant {variant!r}", f"use one of: {', '.join(sorted(known))}"
+        )
+
+
+class VariantWithoutLock(WrongInput):
+    def __init__(self, variant: str, lock: Path, buildable: Sequence[str]) -> None:
+        super().__init__(
+            f"variant {variant!r} has its pins but no lock of wheels yet ({lock})",
+            f"build one that has: {', '.join(buildable) or 'none has'}",
+        )
+
+
+class PinsBroken(WrongInput):
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path}: {why}", "correct it, or restore it with git checkout")
+
+
+class LockBroken(WrongInput):
+    def __init__(self, path: Path, line: int, why: str) -> None:
+        super().__init__(f"{path}:{line}: {why}", "correct it, or restore it with git checkout")
+
+
+class UnknownEnginePolicy(WrongInput):
+    def __init__(self, value: str) -> None:
+        super().__init__(
+            f"MUSTER_ENGINE is {value!r}",
+            "set it to existing (never install or start an Engine), or unset it",
+        )
+
+
+class NotASize(WrongInput):
+    def __init__(self, text: str) -> None:
+        super().__init__(
+            f"{text!r} is not a size", "write a number and a unit as Docker does: 64m, 1g, 16g"
+        )
+
+
+class NotANumber(WrongInput):
+    def __init__(self, flag: str, text: str) -> None:
+        super().__init__(f"{flag} {text!r} is not a whole number above 0", f"write e.g. {flag} 2")
+
+
+class MoreProcessesThanGpus(WrongInput):
+    def __init__(self, nproc_per_node: int, gpus: int) -> None:
+        super().__init__(
+            f"--nproc-per-node {nproc_per_node} on a node with {gpus} GPUs: NCCL refuses two ranks"
+            " on one GPU",
+            f"use --nproc-per-node {gpus} or fewer, or leave it out to use every GPU",
+        )
+
+
+class ImageNotBuilt(WrongInput):
+    def __init__(self, ref: str, variant: str) -> None:
+        super().__init__(
+            f"the image {ref} is not on this Engine",
+            f"run ./invokew build --variant {variant}",
+        )
+
+
+class BaseNotFound(WrongInput):
+    def __init__(self, ref: str, evidence: str) -> None:
+        super().__init__(
+            f"--base {ref} is neither on this Engine nor to be pulled ({evidence})",
+            "give an image that `docker images` lists, or leave --base out to use the pinned one",
+        )
+
+
+class DigestGone(WrongInput):
+    def __init__(self, ref: str) -> None:
+        super().__init__(
+            f"the registry answers, but no longer has {ref}",
+            "pin a digest that exists in docker/pins.toml, or give --base REF",
+        )
+
+
+class CannotWrite(WrongInput):
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"cannot write {path}: {why}", "give a path in a folder you can write to")
+
+
+class WrongPython(WrongInput):
+    def __init__(self, python: str, missing: Sequence[str]) -> None:
+        super().__init__(
+            f"--here: {python} cannot import {', '.join(missing)}",
+            f"name an interpreter that can (--here=/path/to/python),"
+            f" or install: {python} -m pip install {' '.join(missing)}",
+        )
+
+
+class NotAPython(WrongInput):
+    def __init__(self, python: str, why: str) -> None:
+        super().__init__(
+            f"--here: {python} does not run ({why})",
+            "name a Python interpreter that has torch: --here=/path/to/python",
+        )
+
+
+# ---- what the machine lacks --------------------------------------------------------------------
+
+
+class MissingTool(MachineLacks):
+    def __init__(self, tool: str, remedy: str) -> None:
+        super().__init__(f"{tool} is not on PATH", remedy)
+
+
+class PackagesNotInstalled(MachineLacks):
+    def __init__(self, packages: Sequence[str], last_lines: Sequence[str]) -> None:
+        super().__init__(
+            "\n".join(
+                [
+                    f"apt-get could not install {' '.join(packages)}",
+                    *(f"  | {line}" for line in last_lines),
+                ]
+            ),
+            "make Debian's packages reachable, or install what is named by hand",
+        )
+
+
+class NoEngine(MachineLacks):
+    def __init__(self, tried: Sequence[str], remedy: str) -> None:
+        super().__init__(f"no Docker Engine answers ({'; '.join(tried)})", remedy)
+
+
+class EngineRefusesUser(MachineLacks):
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"the Docker Engine at {address} does not admit this user (permission denied)",
+            "join the docker group (sudo usermod -aG docker $USER, then log in again), or use sudo",
+        )
+
+
+class EngineLost(MachineLacks):
+    def __init__(self, during: str, evidence: str) -> None:
+        super().__init__(
+            f"the Docker Engine stopped answering during {during} ({evidence})",
+            "look at dockerd's log, start it (./invokew engine) and run the command again",
+        )
+
+
+class EngineRefused(MachineLacks):
+    def __init__(self, doing: str, evidence: str) -> None:
+        super().__init__(
+            f"the Docker Engine refused {doing}: {evidence}",
+            "what it names is missing or forbidden on this node; correct that and run again",
+        )
+
+
+class DockerdFailed(MachineLacks):
+    def __init__(self, evidence: str, log: Path) -> None:
+        super().__init__(f"dockerd did not start: {evidence}", f"read {log}")
+
+
+class NotOurEngine(MachineLacks):
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"there is no dockerd here that Muster started ({why})",
+            "stop a dockerd the way it was started; Muster stops only its own",
+        )
+
+
+class NoBuildKitClient(MachineLacks):
+    def __init__(self, found: Sequence[str]) -> None:
+        super().__init__(
+            f"no docker client here can build with BuildKit ({'; '.join(found) or 'none on PATH'})",
+            "install buildx: docker-buildx on Debian 13, docker-buildx-plugin from Docker's own"
+            " packages; on Debian 12 docker.io, whose client has the builder inside dockerd",
+        )
+
+
+class DiskFull(MachineLacks):
+    def __init__(self, where: str, evidence: str) -> None:
+        super().__init__(
+            f"the disk is full: {where} ({evidence})",
+            "make room (docker system df shows what the Engine holds; the wheelhouse can be"
+            " deleted whole) and run the command again; nothing half-made was kept",
+        )
+
+
+class WheelhouseIncomplete(MachineLacks):
+    def __init__(self, missing: Sequence[str], wheelhouse: Path) -> None:
+        super().__init__(
+            f"--offline, and the wheelhouse {wheelhouse} lacks {len(missing)} of the lock's wheels:"
+            f" {', '.join(missing)}",
+            "run build once without --offline, or copy the wheels there",
+        )
+
+
+class WheelsNotFetched(MachineLacks):
+    def __init__(self, missing: Sequence[str], evidence: str) -> None:
+        super().__init__(
+            f"pip could not fetch {', '.join(missing)}: {evidence}",
+            "check the network and pip's own configuration (pip config list). A version that ends"
+            " in +cpu is not on PyPI: it needs PyTorch's index as an extra index, or a folder with"
+            " the wheel as find-links",
+        )
+
+
+class WheelHashDiffers(MachineLacks):
+    def __init__(self, wheel: str, expected: str, actual: str) -> None:
+        super().__init__(
+            f"{wheel} is not the wheel that the lock pins:"
+            f" sha256 {actual}, pinned {expected}",
+            "if it lies in the wheelhouse, delete it and build again; if it comes back, the index"
+            " serves another file under that name: do not use it",
+        )
+
+
+class BuildFailed(MachineLacks):
+    def __init__(self, step: str, last_lines: Sequence[str]) -> None:
+        super().__init__(
+            "\n".join([f"the build failed at {step}", *(f"  | {line}" for line in last_lines)]),
+            "the last lines above name the cause; nothing was tagged",
+        )
+
+
+class BaseNotMade(MachineLacks):
+    def __init__(self, suite: str, last_lines: Sequence[str]) -> None:
+        super().__init__(
+            "\n".join(
+                [f"mmdebstrap could not make Debian {suite}", *(f"  | {line}" for line in last_lines)]
+            ),
+            "make Debian's packages reachable, or give an image with --base REF",
+        )
+
+
+class WrongArchitecture(MachineLacks):
+    def __init__(self, engine: str, pinned: str) -> None:
+        super().__init__(
+            f"this Engine runs {engine} images, and the wheels are pinned for {pinned}",
+            f"use an Engine on {pinned}",
+        )
+
+
+class SuiteDidNotReport(MachineLacks):
+    def __init__(self, exit_status: str, last_lines: Sequence[str]) -> None:
+        super().__init__(
+            "\n".join(
+                [
+                    f"the smoke suite ended without a report ({exit_status})",
+                    *(f"  | {line}" for line in last_lines),
+                ]
+            ),
+            "if it was killed, look at the node's memory; else build the image again",
+        )

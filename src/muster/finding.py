@@ -1,0 +1,43 @@
+"""A Finding is one thing that is wrong: what, where, the evidence, the cause and the remedy."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    """An error makes the verdict NOT READY; a warning is said and does not."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+class Verdict(StrEnum):
+    READY = "READY"
+    NOT_READY = "NOT READY"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong. `evidence` is the line or the measure that shows it."""
+
+    severity: Severity
+    what: str
+    where: str
+    evidence: str
+    cause: str
+    remedy: str
+
+    def to_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, str]) -> "Finding":
+        texts = {name: text for name, text in fields.items() if name != "severity"}
+        return cls(severity=Severity(fields["severity"]), **texts)
+
+
+def verdict(findings: Iterable[Finding]) -> Verdict:
+    """READY unless one of the Findings is an error."""
+    wrong = any(finding.severity is Severity.ERROR for finding in findings)
+    return Verdict.NOT_READY if wrong else Verdict.READY

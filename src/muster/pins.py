@@ -1,0 +1,217 @@
+"""docker/pins.toml and docker/locks/<variant>.txt: the one truth about versions, read and checked."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from muster import size
+from muster.errors import LockBroken, NotASize, PinsBroken, UnknownVariant, VariantWithoutLock
+
+SCHEMA = 1
+LEAST_SHM_BYTES = 2**30
+DEFAULT_VARIANT = "cpu"
+# the locks name wheels of this architecture, in the words of Docker and of wheel tags
+ARCHITECTURE = "amd64"
+
+_Kind = TypeVar("_Kind", bound=StrEnum)
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_LOCK_LINE = re.compile(r"([a-z0-9][a-z0-9-]*)==(\S+) --hash=sha256:([0-9a-f]{64})")
+
+
+class DigestKind(StrEnum):
+    """What a digest names: the multi-architecture index, or one architecture's image."""
+
+    INDEX = "index"
+    AMD64 = "amd64"
+    ARM64 = "arm64"
+
+
+class Accelerator(StrEnum):
+    """What torch computes on."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+@dataclass(frozen=True)
+class Base:
+    """A Debian image by digest; `suite` is its name in Debian's archive, `python` its Python."""
+
+    suite: str
+    image: str
+    digest: str
+    digest_kind: DigestKind
+    python: str
+
+    @property
+    def ref(self) -> str:
+        """The reference to pull, without the tag: the digest alone decides."""
+        return f"{self.image.partition(':')[0]}@{self.digest}"
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """One line of a lock: the one wheel, by hash."""
+
+    name: str
+    version: str
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.name}=={self.version}"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row of pins.toml with its base; `nccl` is None where torch has none."""
+
+    name: str
+    accelerator: Accelerator
+    base: Base
+    torch: str
+    nccl: str | None
+    lock_path: Path
+
+    @property
+    def image_ref(self) -> str:
+        return f"muster:{self.name}"
+
+
+@dataclass(frozen=True)
+class Pins:
+    """What pins.toml says. `shm_bytes` is the default /dev/shm of a container."""
+
+    shm_bytes: int
+    variants: Mapping[str, Variant]
+
+    def variant(self, name: str) -> Variant:
+        try:
+            return self.variants[name]
+        except KeyError:
+            raise UnknownVariant(name, list(self.variants)) from None
+
+
+def read(docker: Path) -> Pins:
+    """The pins in the folder `docker`; PinsBroken names the key that is wrong."""
+    path = docker / "pins.toml"
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise PinsBroken(path, str(error)) from None
+    return _Reader(path).pins(document)
+
+
+def read_lock(pins: Pins, variant: Variant) -> tuple[Wheel, ...]:
+    """The wheels of `variant`, in the lock's order; its torch is the one in pins.toml."""
+    path = variant.lock_path
+    if not path.is_file():
+        buildable = [row.name for row in pins.variants.values() if row.lock_path.is_file()]
+        raise VariantWithoutLock(variant.name, path, buildable)
+    wheels: dict[str, Wheel] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = _LOCK_LINE.fullmatch(line.strip())
+        if match is None:
+            raise LockBroken(path, number, f"not NAME==VERSION --hash=sha256:HEX: {line!r}")
+        wheel = Wheel(*match.groups())
+        if wheel.name in wheels:
+            raise LockBroken(path, number, f"{wheel.name} is locked twice")
+        wheels[wheel.name] = wheel
+    torch = wheels.get("torch")
+    if torch is None or torch.version != variant.torch:
+        raise LockBroken(
+            path,
+            1,
+            f"locks {torch or 'no torch'}, but pins.toml pins torch=={variant.torch} for"
+            f" {variant.name}: the lock does not belong to the variant",
+        )
+    return tuple(wheels.values())
+
+
+class _Reader:
+    """Reads tables strictly: a key missing, unknown or of another type is named."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def pins(self, document: Mapping[str, Any]) -> Pins:
+        self._keys("the file", document, {"schema": int, "run": dict, "bases": dict, "variants": dict})
+        if document["schema"] != SCHEMA:
+            raise PinsBroken(self.path, f"schema is {document['schema']}, this Muster reads {SCHEMA}")
+        bases = {name: self._base(name, row) for name, row in document["bases"].items()}
+        variants = {
+            name: self._variant(name, row, bases) for name, row in document["variants"].items()
+        }
+        return Pins(self._shm_bytes(document["run"]), variants)
+
+    def _shm_bytes(self, run: Mapping[str, Any]) -> int:
+        self._keys("[run]", run, {"shm_size": str})
+        try:
+            shm_bytes = size.parse(run["shm_size"])
+        except NotASize as error:
+            raise PinsBroken(self.path, f"[run] shm_size: {error.what}") from None
+        if shm_bytes < LEAST_SHM_BYTES:
+            raise PinsBroken(self.path, f"[run] shm_size {run['shm_size']!r} is below 1g")
+        return shm_bytes
+
+    def _base(self, suite: str, row: Any) -> Base:
+        where = f"[bases.{suite}]"
+        self._keys(where, row, {"image": str, "digest": str, "digest_kind": str, "python": str})
+        if not _DIGEST.fullmatch(row["digest"]):
+            raise PinsBroken(
+                self.path, f"{where} digest {row['digest']!r} is not sha256: and 64 hex digits"
+            )
+        kind = self._one_of(where, "digest_kind", DigestKind, row)
+        return Base(suite, row["image"], row["digest"], kind, row["python"])
+
+    def _variant(self, name: str, row: Any, bases: Mapping[str, Base]) -> Variant:
+        where = f"[variants.{name}]"
+        self._keys(where, row, {"accelerator": str, "base": str, "torch": str}, {"nccl": str})
+        accelerator = self._one_of(where, "accelerator", Accelerator, row)
+        if row["base"] not in bases:
+            raise PinsBroken(self.path, f"{where} base {row['base']!r} is not one of {list(bases)}")
+        lock_path = self.path.parent / "locks" / f"{name}.txt"
+        return Variant(
+            name, accelerator, bases[row["base"]], row["torch"], row.get("nccl"), lock_path
+        )
+
+    def _one_of(
+        self, where: str, key: str, kind: type[_Kind], row: Mapping[str, Any]
+    ) -> _Kind:
+        try:
+            return kind(row[key])
+        except ValueError:
+            known = ", ".join(member.value for member in kind)
+            raise PinsBroken(
+                self.path, f"{where} {key} {row[key]!r} is not one of: {known}"
+            ) from None
+
+    def _keys(
+        self,
+        where: str,
+        row: Any,
+        required: Mapping[str, type],
+        optional: Mapping[str, type] | None = None,
+    ) -> None:
+        if not isinstance(row, dict):
+            raise PinsBroken(self.path, f"{where} is not a table")
+        known = {**required, **(optional or {})}
+        if missing := required.keys() - row.keys():
+            raise PinsBroken(self.path, f"{where} lacks {', '.join(sorted(missing))}")
+        if unknown := row.keys() - known.keys():
+            raise PinsBroken(
+                self.path,
+                f"{where} has unknown keys: {', '.join(sorted(unknown))};"
+                f" known are {', '.join(known)}",
+            )
+        for key, value in row.items():
+            if type(value) is not known[key]:
+                raise PinsBroken(
+                    self.path, f"{where} {key} is {value!r}, not a {known[key].__name__}"
+                )

@@ -1,0 +1,131 @@
+"""Results for people and machines: the terminal's table, JSON, JUnit."""
+
+import json
+import os
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from muster import image, size
+from muster.errors import CannotWrite
+from muster.finding import Finding, Severity, Verdict
+from muster.smoke import Outcome, Result, Step
+
+_STYLES = {
+    Outcome.PASSED: "green",
+    Outcome.FAILED: "bold red",
+    Outcome.NOT_APPLICABLE: "dim",
+    Severity.ERROR: "bold red",
+    Severity.WARNING: "yellow",
+    Verdict.READY: "bold green",
+    Verdict.NOT_READY: "bold red",
+}
+
+
+def build(result: image.Result) -> str:
+    """The reference, id, size and time in one line."""
+    found = result.image
+    state = "built" if result.built else "up to date"
+    identity = found.id.removeprefix("sha256:")[:12]
+    return f"{found.ref} {identity} {size.decimal(found.size)}, {state} in {result.seconds:.1f} s"
+
+
+def smoke(result: Result) -> RenderableType:
+    """The table of steps, the Findings, and the verdict alone on the last line."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("step", "outcome"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("seconds", justify="right", no_wrap=True)
+    table.add_column("measure")
+    for step in result.steps:
+        outcome = Text(step.outcome, _STYLES[step.outcome])
+        table.add_row(step.name, outcome, f"{step.seconds:.1f}", Text(step.measure))
+    findings = [_finding(each) for each in result.findings]
+    verdict = Text(result.verdict, _STYLES[result.verdict])
+    return Group(Text(), table, Text(), *findings, verdict)
+
+
+def _finding(finding: Finding) -> RenderableType:
+    heading = Text.assemble(
+        (finding.severity, _STYLES[finding.severity]), f" in {finding.where}: {finding.what}"
+    )
+    body = Table.grid(padding=(0, 1))
+    body.add_column(justify="right", style="dim", min_width=10)
+    body.add_column()
+    for name in ("evidence", "cause", "remedy"):
+        body.add_row(name, Text(getattr(finding, name)))
+    return Group(heading, body, Text())
+
+
+def junit(result: Result) -> bytes:
+    """The steps as JUnit XML, the dialect that pytest writes and CI systems read."""
+    failed = sum(step.outcome is Outcome.FAILED for step in result.steps)
+    skipped = sum(step.outcome is Outcome.NOT_APPLICABLE for step in result.steps)
+    suite = ElementTree.Element(
+        "testsuite",
+        name="muster smoke",
+        tests=str(len(result.steps)),
+        failures=str(failed),
+        skipped=str(skipped),
+        time=f"{result.seconds:.3f}",
+    )
+    for step in result.steps:
+        suite.append(_testcase(step))
+    root = ElementTree.Element("testsuites")
+    root.append(suite)
+    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+
+
+def _testcase(step: Step) -> ElementTree.Element:
+    case = ElementTree.Element(
+        "testcase", classname="smoke", name=step.name, time=f"{step.seconds:.3f}"
+    )
+    if step.outcome is Outcome.NOT_APPLICABLE:
+        ElementTree.SubElement(case, "skipped", message=_xml(step.measure))
+    if step.outcome is Outcome.FAILED:
+        what = "; ".join(each.what for each in step.findings)
+        failure = ElementTree.SubElement(case, "failure", message=_xml(what))
+        failure.text = _xml("\n".join(_plain(each) for each in step.findings))
+    if step.output:
+        ElementTree.SubElement(case, "system-out").text = _xml(step.output)
+    return case
+
+
+def _plain(finding: Finding) -> str:
+    return "\n".join(f"{name}: {text}" for name, text in finding.to_dict().items())
+
+
+def _xml(text: str) -> str:
+    """`text` without the characters that no XML may hold, as terminals' colours are made of."""
+    return "".join(c if c in "\t\n" or " " <= c <= "\ud7ff" or c >= "\ue000" else "�" for c in text)
+
+
+def check_writable(path: Path) -> None:
+    """That write() will work, said before the work starts rather than after it."""
+    if path.is_dir():
+        raise CannotWrite(path, "it is a folder")
+    if not path.parent.is_dir():
+        raise CannotWrite(path, f"there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise CannotWrite(path, "permission denied")
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    write(path, (json.dumps(document, indent=2) + "\n").encode())
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write the whole file or none of it."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    except OSError as error:
+        raise CannotWrite(path, error.strerror or str(error)) from error
+    finally:
+        unfinished.unlink(missing_ok=True)

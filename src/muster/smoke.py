@@ -1,0 +1,378 @@
+"""The smoke suite, tests/smoke: started in a container or here, read as it reports, to a Verdict."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from muster import finding, process, size
+from muster.engine import Ask, AskRefused, Container, ContainerSpec, Engine
+from muster.errors import (
+    ImageNotBuilt,
+    MoreProcessesThanGpus,
+    NotAPython,
+    SuiteDidNotReport,
+    WrongPython,
+)
+from muster.finding import Finding, Severity, Verdict
+from muster.node import Node
+from muster.pins import Accelerator, Pins, Variant
+from muster.progress import Progress
+from muster.topology import Topology, positive
+
+SCHEMA = 1
+DEFAULT_NPROC_PER_NODE = 2
+# a backstop inside the container; every step has its own, shorter limit
+SUITE_LIMIT_S = 3600
+# pytest captures the descriptors 1 and 2 of the steps: the report log goes out by another
+_REPORT_FD = 3
+_NEEDED = ("torch", "pytest", "pytest_timeout", "pytest_reportlog")
+
+
+class Outcome(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_APPLICABLE = "not applicable"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step's result. `measure` is what it measured, or why it does not apply."""
+
+    name: str
+    outcome: Outcome
+    seconds: float
+    limit_s: float | None
+    measure: str
+    findings: tuple[Finding, ...]
+    output: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What the suite found. `run` says where and with which flags it ran."""
+
+    verdict: Verdict
+    run: Mapping[str, Any]
+    steps: tuple[Step, ...]
+    findings: tuple[Finding, ...]
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "command": "smoke", **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user chose. `shm_named_by` says where `shm_bytes` comes from."""
+
+    topology: Topology
+    shm_bytes: int
+    shm_named_by: str
+    step_timeout_s: int | None
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user wrote for the run, unread; None where nothing was."""
+
+    nproc_per_node: str | None = None
+    shm_size: str | None = None
+    step_timeout: str | None = None
+
+
+def settings(pinned: Pins, variant: Variant, node: Node, wish: Wish) -> Settings:
+    """What `wish` and the defaults come to on this node."""
+    nproc_per_node = _number("--nproc-per-node", wish.nproc_per_node)
+    step_timeout_s = _number("--step-timeout", wish.step_timeout)
+    place = _topology(nproc_per_node, node, variant)
+    if wish.shm_size is None:
+        return Settings(place, pinned.shm_bytes, "docker/pins.toml", step_timeout_s)
+    return Settings(place, size.parse(wish.shm_size), "--shm-size", step_timeout_s)
+
+
+def _number(flag: str, text: str | None) -> int | None:
+    return None if text is None else positive(flag, text)
+
+
+def _topology(nproc_per_node: int | None, node: Node, variant: Variant) -> Topology:
+    """One node with `nproc_per_node` ranks: by default one a GPU, on a CPU two."""
+    if variant.accelerator is Accelerator.CPU or node.gpus == 0:
+        return Topology(1, nproc_per_node or DEFAULT_NPROC_PER_NODE)
+    if nproc_per_node is not None and nproc_per_node > node.gpus:
+        raise MoreProcessesThanGpus(nproc_per_node, node.gpus)
+    return Topology(1, nproc_per_node or node.gpus)
+
+
+# ---- in a container ----------------------------------------------------------------------------
+
+
+def in_container(
+    engine: Engine, variant: Variant, node: Node, settings: Settings, progress: Progress
+) -> Result:
+    """Run the suite in a container of `variant`; ask for the limits, and go on without."""
+    started = time.monotonic()
+    image = engine.image(variant.image_ref)
+    if image is None:
+        raise ImageNotBuilt(variant.image_ref, variant.name)
+    if swept := engine.sweep():
+        progress.say(f"removed {swept} containers of commands that were killed")
+    findings: list[Finding] = []
+    spec = _spec(variant, node, settings)
+    log = _Log(progress)
+    with contextlib.ExitStack() as stack:
+        container, spec = _start(stack, engine, spec, findings)
+        flags = _flags(spec, settings)
+        progress.say(f"{image.ref} with {', '.join(f'{k}: {v}' for k, v in flags.items())}")
+        log.read(container.lines())
+        ending = container.ending("the smoke suite")
+        errors = list(container.stderr)
+    run = {"image": image.ref, "id": image.id, "engine": engine.version, **flags}
+    return _result(log, ending, errors, findings, run, started)
+
+
+def _spec(variant: Variant, node: Node, settings: Settings) -> ContainerSpec:
+    """The one place that says how a container of Muster's is run. The stack limit is left alone:
+    unlimited makes glibc give threads 2 MB."""
+    asks = {Ask.MEMLOCK}
+    if node.gpus and variant.accelerator is Accelerator.CUDA:
+        asks.add(Ask.GPUS)
+    if node.infiniband:
+        asks.add(Ask.INFINIBAND)
+    suite = _pytest("python", Path("/opt/muster"), "smoke", settings, node.infiniband)
+    return ContainerSpec(
+        image=variant.image_ref,
+        command=(
+            *("timeout", "--kill-after=10", str(SUITE_LIMIT_S)),
+            # the shell gives pytest a descriptor that its capture does not touch
+            *("sh", "-c", f'exec "$@" {_REPORT_FD}>&1', "sh", *suite),
+        ),
+        shm_bytes=settings.shm_bytes,
+        asks=frozenset(asks),
+        cap_add=("IPC_LOCK",),
+    )
+
+
+def _start(
+    stack: contextlib.ExitStack, engine: Engine, spec: ContainerSpec, findings: list[Finding]
+) -> tuple[Container, ContainerSpec]:
+    """The started container, without what the Engine refused; a Finding for each refusal."""
+    while True:
+        try:
+            return stack.enter_context(engine.run(spec)), spec
+        except AskRefused as refused:
+            findings.append(_refusal(refused))
+            spec = replace(spec, asks=spec.asks - {refused.ask})
+            if refused.ask is Ask.MEMLOCK:
+                # IPC_LOCK lifts the limit too, but only for root: other users do not inherit it
+                spec = replace(spec, user="0:0")
+
+
+def _refusal(refused: AskRefused) -> Finding:
+    what, remedy, severity = {
+        Ask.MEMLOCK: (
+            "the Engine refuses --ulimit memlock=-1; the suite ran as root with IPC_LOCK instead",
+            "give dockerd the right: LimitMEMLOCK=infinity in its unit, or CAP_SYS_RESOURCE",
+            # step memlock decides whether memory can be locked all the same
+            Severity.WARNING,
+        ),
+        Ask.GPUS: (
+            "the Engine cannot give GPUs to a container; the suite ran without",
+            "install nvidia-container-toolkit, run nvidia-ctk runtime configure, restart dockerd",
+            Severity.ERROR,
+        ),
+        Ask.INFINIBAND: (
+            "the Engine cannot give /dev/infiniband to a container; the suite ran without",
+            "check that the Engine runs on this node and may pass devices",
+            Severity.ERROR,
+        ),
+    }[refused.ask]
+    return Finding(
+        severity=severity,
+        what=what,
+        where="the Docker Engine",
+        evidence=refused.evidence,
+        cause="this Engine or the machine it runs on lacks the right or the device",
+        remedy=remedy,
+    )
+
+
+def _flags(spec: ContainerSpec, settings: Settings) -> dict[str, str]:
+    """The run's flags in words, as the output and the report state them."""
+    return {
+        "shm": f"{size.binary(spec.shm_bytes)} ({settings.shm_named_by})",
+        "memlock": "unlimited" if Ask.MEMLOCK in spec.asks else "refused, so root with IPC_LOCK",
+        "gpus": "all" if Ask.GPUS in spec.asks else "none",
+        "infiniband": "/dev/infiniband" if Ask.INFINIBAND in spec.asks else "none",
+        "nproc_per_node": str(settings.topology.nproc_per_node),
+    }
+
+
+# ---- without a container -----------------------------------------------------------------------
+
+
+def here(root: Path, python: str, node: Node, settings: Settings, progress: Progress) -> Result:
+    """Run the same suite under the interpreter `python` of this machine."""
+    started = time.monotonic()
+    _check_python(python)
+    log = _Log(progress)
+    suite = _pytest(python, root, "tests/smoke", replace(settings, shm_bytes=0), node.infiniband)
+    reader, writer = os.pipe()
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    # the shell moves the pipe's end to the descriptor that the suite writes to
+    argv = ["sh", "-c", f'exec "$@" {_REPORT_FD}>&{writer}', "sh", *suite]
+    with process.start(argv, env=environment, pass_fds=[writer]) as child:
+        os.close(writer)
+        with os.fdopen(reader, errors="replace") as lines:
+            log.read(line.rstrip("\n") for line in lines)
+        errors = child.communicate()[0].decode(errors="replace").splitlines()[-40:]
+    run = {"python": python, "nproc_per_node": str(settings.topology.nproc_per_node)}
+    return _result(log, f"exit code {child.returncode}", errors, [], run, started)
+
+
+def _check_python(python: str) -> None:
+    """That `python` runs and has what the suite needs; WrongPython names what is missing."""
+    code = (
+        "import importlib.util as u, sys\n"
+        f"print(' '.join(n for n in {_NEEDED!r} if u.find_spec(n) is None))"
+    )
+    try:
+        found = process.run([python, "-c", code], limit_s=60)
+    except OSError as error:
+        raise NotAPython(python, error.strerror or str(error)) from None
+    if not found.ok:
+        raise NotAPython(python, found.ending)
+    if missing := found.output.split():
+        raise WrongPython(python, [name.replace("_", "-") for name in missing])
+
+
+# ---- the suite's own words ---------------------------------------------------------------------
+
+
+def _pytest(
+    python: str, root: Path, suite: str, settings: Settings, infiniband: bool
+) -> list[str]:
+    argv = [
+        *(python, "-m", "pytest", str(root / suite), "-p", "no:terminal"),
+        *("--report-log", f"/dev/fd/{_REPORT_FD}", "--train", str(root / "train")),
+        *("--nproc-per-node", str(settings.topology.nproc_per_node)),
+    ]
+    if settings.shm_bytes:
+        argv += ["--shm-bytes", str(settings.shm_bytes)]
+    if infiniband:
+        argv += ["--infiniband"]
+    if settings.step_timeout_s is not None:
+        argv += ["--step-timeout", str(settings.step_timeout_s)]
+    return argv
+
+
+@dataclass
+class _Log:
+    """pytest's report log, line by line: https://pypi.org/project/pytest-reportlog/."""
+
+    progress: Progress
+    steps: list[Step] = field(default_factory=list)
+    running: str | None = None
+    finished: bool = False
+
+    def read(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                self._read(json.loads(line))
+
+    def _read(self, entry: dict[str, Any]) -> None:
+        if entry.get("$report_type") == "SessionFinish":
+            self.finished = True
+        if entry.get("$report_type") != "TestReport":
+            return
+        name = entry["nodeid"].rpartition("::test_")[2]
+        if entry["when"] == "setup" and entry["outcome"] == "passed":
+            self.running = name
+            self.progress.detail(f"step {name}")
+        elif entry["when"] == "call" or entry["outcome"] != "passed":
+            self.running = None
+            self.steps.append(_step(name, entry))
+            self.progress.say(step_line(self.steps[-1]))
+
+
+def step_line(step: Step) -> str:
+    return f"{step.name}: {step.outcome}, {step.seconds:.1f} s. {step.measure}"
+
+
+def _step(name: str, entry: dict[str, Any]) -> Step:
+    properties: list[tuple[str, Any]] = [(key, value) for key, value in entry["user_properties"]]
+    named = dict(properties)
+    findings = [Finding.from_dict(value) for key, value in properties if key == "finding"]
+    output = "\n".join(text for _, text in entry["sections"]).strip()
+    outcome = {"passed": Outcome.PASSED, "skipped": Outcome.NOT_APPLICABLE}.get(
+        entry["outcome"], Outcome.FAILED
+    )
+    measure = str(named.get("measure", ""))
+    if outcome is Outcome.NOT_APPLICABLE:
+        measure = str(entry["longrepr"][2]).removeprefix("Skipped: ")
+    if outcome is Outcome.FAILED and not any(f.severity is Severity.ERROR for f in findings):
+        findings.append(_unforeseen(name, entry))
+    return Step(
+        name=name,
+        outcome=outcome,
+        seconds=round(entry["duration"], 3),
+        limit_s=named.get("limit"),
+        measure=measure,
+        findings=tuple(findings),
+        output=output,
+    )
+
+
+def _unforeseen(name: str, entry: dict[str, Any]) -> Finding:
+    """The Finding of a step that failed otherwise than it foresaw."""
+    crash = (entry["longrepr"] or {}).get("reprcrash") or {}
+    message = str(crash.get("message") or entry["longrepr"])
+    return Finding(
+        severity=Severity.ERROR,
+        what=f"the step {name} itself broke off: {message.splitlines()[0]}",
+        where=name,
+        evidence=message,
+        cause="not known: the step did not foresee this",
+        remedy="read the step's output in the report (--json FILE)",
+    )
+
+
+def _result(
+    log: _Log,
+    ending: str,
+    errors: list[str],
+    findings: list[Finding],
+    run: dict[str, Any],
+    started: float,
+) -> Result:
+    if not log.finished:
+        if not log.steps and log.running is None:
+            raise SuiteDidNotReport(ending, errors[-10:])
+        findings.append(_broken_off(log, ending, errors))
+    findings += [each for step in log.steps for each in step.findings]
+    return Result(
+        verdict=finding.verdict(findings),
+        run=run,
+        steps=tuple(log.steps),
+        findings=tuple(findings),
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def _broken_off(log: _Log, ending: str, errors: list[str]) -> Finding:
+    where = log.running or "between two steps"
+    return Finding(
+        severity=Severity.ERROR,
+        what=f"the suite was ended from outside during {where} ({ending})",
+        where=where,
+        evidence="\n".join(errors[-5:]) or ending,
+        cause="the kernel ended it when memory ran out, or somebody stopped the container",
+        remedy="look at the node's memory (dmesg), then run the suite again",
+    )

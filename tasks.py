@@ -1,0 +1,271 @@
+"""Muster's commands. `./invokew --list` shows them, `./invokew --help TASK` the flags of one."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent
+
+try:
+    import docker
+    from invoke import Context, Exit, task
+    from rich.console import Console
+    from rich.status import Status
+
+    from muster import dockerd, image, node, pins, report
+    from muster import engine as engines
+    from muster import smoke as suite
+    from muster.errors import DiskFull, ExitCode, MusterError
+    from muster.finding import Verdict
+
+    # without the SDK, the folder docker/ of this repository is what "docker" names
+    if docker.__file__ is None:
+        raise ModuleNotFoundError("No module named 'docker'", name="docker")
+except ModuleNotFoundError as missing:
+    sys.stderr.write(f"Muster needs the package {missing.name}: run ./invokew in place of invoke\n")
+    sys.exit(3)
+
+
+# ---- how it looks -------------------------------------------------------------------------------
+
+
+class Output(Console):
+    """The terminal, or the file or pipe in its place."""
+
+    def on_broken_pipe(self) -> None:
+        """End as other programs do whose reader has gone: 128 + SIGPIPE, without a word."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE)
+
+
+class Terminal:
+    """Progress: lines that stay for milestones, one line that changes for the rest."""
+
+    def __init__(self) -> None:
+        self.console = Output(highlight=False, soft_wrap=True)
+        self.errors = Console(highlight=False, soft_wrap=True, stderr=True)
+        self.interactive = self.console.is_terminal and "CI" not in os.environ
+        self._status: Status | None = None
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+    def detail(self, text: str) -> None:
+        if not self.interactive:
+            return
+        line = text.strip()[: self.console.width - 4].replace("[", r"\[")
+        if self._status is None:
+            self._status = self.console.status(line)
+            self._status.start()
+        self._status.update(line)
+
+    def quiet(self) -> None:
+        """Take the changing line away."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def confirm(self, question: str) -> bool:
+        """Ask on a terminal, where Enter is yes; without one the answer is yes."""
+        if not (self.interactive and sys.stdin.isatty()):
+            return True
+        self.quiet()
+        return self.console.input(f"{question} \\[Y/n] ").strip().lower() in ("", "y", "yes")
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal that ends Muster as Ctrl-C does: everything is cleaned up on the way out."""
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    raise Interrupted(number)
+
+
+@contextmanager
+def command() -> Iterator[Terminal]:
+    """Every error becomes one message with its remedy and the exit code; never a traceback."""
+    terminal = Terminal()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        yield terminal
+    except Exit:
+        raise
+    except MusterError as error:
+        raise _exit(terminal, str(error), error.exit_code) from None
+    except KeyboardInterrupt as error:
+        number = error.args[0] if isinstance(error, Interrupted) else signal.SIGINT
+        raise _exit(terminal, "interrupted; nothing was left behind", 128 + number) from None
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            full = DiskFull(str(error.filename or "this machine's"), error.strerror or "")
+            raise _exit(terminal, str(full), full.exit_code) from None
+        raise _exit(terminal, _unforeseen(error), ExitCode.MACHINE_LACKS) from None
+    finally:
+        terminal.quiet()
+
+
+def _exit(terminal: Terminal, message: str, code: int) -> Exit:
+    terminal.quiet()
+    terminal.errors.print(f"muster: {message}", markup=False)
+    return Exit(code=code)
+
+
+def _unforeseen(error: Exception) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+
+
+# ---- the commands -------------------------------------------------------------------------------
+
+VARIANT = {"variant": "a row of docker/pins.toml (default: cpu)"}
+JSON = {"json": "also write the result as JSON to this file"}
+
+
+@task(help={"stop": "stop the dockerd that Muster started", **JSON})
+def engine(_c: Context, stop: bool = False, json: str | None = None) -> None:
+    """Find a Docker Engine that answers, or install and start one. Half a minute at most."""
+    with command() as terminal:
+        path = _writable(json)
+        if stop:
+            dockerd.stop(terminal)
+            facts: dict[str, Any] = {"stopped": True}
+        else:
+            found = engines.ensure(terminal.confirm, terminal)
+            terminal.say(f"Docker Engine {found.version} ({found.address}) answers")
+            facts = {"version": found.version, "address": str(found.address)}
+        _write_json(path, {"command": "engine", **facts})
+
+
+@task(
+    help={
+        "base": "build on this image instead of the pinned Debian",
+        "offline": "take wheels from the wheelhouse alone",
+        **VARIANT,
+        **JSON,
+    }
+)
+def build(
+    _c: Context,
+    variant: str = pins.DEFAULT_VARIANT,
+    base: str | None = None,
+    offline: bool = False,
+    json: str | None = None,
+) -> None:
+    """Build the pinned image of a variant. Two minutes the first time, nothing when up to date."""
+    with command() as terminal:
+        path = _writable(json)
+        checkout = image.Checkout(ROOT)
+        pinned = pins.read(checkout.docker)
+        row = pinned.variant(variant)
+        request = image.Request(row, pins.read_lock(pinned, row), base, offline)
+        found = engines.ensure(terminal.confirm, terminal)
+        built = image.build(found, checkout, request, terminal.confirm, terminal)
+        terminal.quiet()
+        terminal.say(report.build(built))
+        _write_json(path, built.to_dict())
+
+
+@task(
+    help={
+        "nproc-per-node": "ranks on this node (default: one a GPU, 2 without)",
+        "shm-size": "the container's /dev/shm (default: docker/pins.toml's)",
+        "step-timeout": "seconds that every step may take, in place of its own limit",
+        "here": "without a container; --here=PYTHON names the interpreter that has torch",
+        "junit": "also write the steps as JUnit XML to this file",
+        **VARIANT,
+        **JSON,
+    },
+    optional=["here"],
+)
+def smoke(
+    _c: Context,
+    variant: str = pins.DEFAULT_VARIANT,
+    nproc_per_node: str | None = None,
+    shm_size: str | None = None,
+    step_timeout: str | None = None,
+    here: str | None = None,
+    json: str | None = None,
+    junit: str | None = None,
+) -> None:
+    """Run the smoke suite in the image, and say READY or NOT READY. Half a minute."""
+    with command() as terminal:
+        paths = _writable(json), _writable(junit)
+        pinned = pins.read(ROOT / "docker")
+        row = pinned.variant(variant)
+        machine = node.look()
+        wish = suite.Wish(nproc_per_node, shm_size, step_timeout)
+        settings = suite.settings(pinned, row, machine, wish)
+        if here is not None:
+            python = sys.executable if here in (True, "") else here
+            result = suite.here(ROOT, python, machine, settings, terminal)
+        else:
+            found = engines.ensure(terminal.confirm, terminal)
+            result = suite.in_container(found, row, machine, settings, terminal)
+        terminal.quiet()
+        terminal.console.print(report.smoke(result))
+        _write_json(paths[0], result.to_dict())
+        if paths[1] is not None:
+            report.write(paths[1], report.junit(result))
+        if result.verdict is not Verdict.READY:
+            raise Exit(code=ExitCode.FINDINGS)
+
+
+@task
+def lint(_c: Context) -> None:
+    """Check style, types, floors, shell and Dockerfile. Half a minute, no Engine."""
+    _run_all(
+        ["ruff", "check"],
+        ["ruff", "format", "--check"],
+        ["mypy"],
+        ["lint-imports"],
+        ["shellcheck", "invokew", ".ci/run", *map(str, ROOT.glob("docker/*.sh"))],
+        ["hadolint", "docker/Dockerfile"],
+    )
+
+
+@task(lint)
+def test(_c: Context) -> None:
+    """Run every test, those on the real Engine included. Needs root or Docker; ten minutes."""
+    _run_all(["pytest", "tests/unit", "tests/image"])
+
+
+@task
+def bench(_c: Context) -> None:
+    """Measure the speed goals side by side with plain docker. Ten minutes, needs an image."""
+    _run_all(["python", "bench/image.py"])
+
+
+def _run_all(*programs: list[str]) -> None:
+    """Run each under this interpreter's environment, tell its time, and fail if one did."""
+    failed: list[str] = []
+    folder = Path(sys.executable).parent
+    for program in programs:
+        started = time.monotonic()
+        done = subprocess.run([str(folder / program[0]), *program[1:]], cwd=ROOT, check=False)
+        Terminal().say(f"{program[0]}: {time.monotonic() - started:.1f} s, exit {done.returncode}")
+        if done.returncode:
+            failed.append(program[0])
+    if failed:
+        raise Exit(f"failed: {', '.join(failed)}", code=ExitCode.FINDINGS)
+
+
+def _writable(path: str | None) -> Path | None:
+    if path is None:
+        return None
+    report.check_writable(Path(path))
+    return Path(path)
+
+
+def _write_json(path: Path | None, document: dict[str, Any]) -> None:
+    if path is not None:
+        report.write_json(path, document)

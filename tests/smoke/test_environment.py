@@ -1,0 +1,156 @@
+"""The environment: is what the image and the run promise really there?"""
+
+import ctypes
+import json
+import os
+import platform
+import resource
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Step
+
+from muster import bom, size
+
+LOCK_BYTES = 64 * 2**20
+
+RDMA_LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1", "libmlx5.so.1", "libefa.so.1")
+
+# Switches that help to find a fault and cost speed, or turn a transport off, when left on.
+# https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+DEBUG_SWITCHES = (
+    "NCCL_DEBUG",
+    "NCCL_DEBUG_SUBSYS",
+    "NCCL_IB_DISABLE",
+    "NCCL_NET",
+    "NCCL_P2P_DISABLE",
+    "NCCL_P2P_LEVEL",
+    "NCCL_SHM_DISABLE",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NCCL_LAUNCH_ORDER_IMPLICIT",
+    "CUDA_LAUNCH_BLOCKING",
+    "TORCH_DISTRIBUTED_DEBUG",
+)
+NCCL_CONF = (Path("/etc/nccl.conf"), Path("~/.nccl.conf"))
+
+
+def test_versions(step: Step) -> None:
+    """Python, torch and every wheel are those of the bill of materials."""
+    if not bom.PATH.exists():
+        pytest.skip(f"not in Muster's image: no {bom.PATH}")
+    facts = json.loads(bom.PATH.read_text())
+    differ = [
+        f"{name} is {found or 'missing'}, bom.json says {listed}"
+        for name, listed, found in _versions(facts)
+        if listed != found
+    ]
+    if differ:
+        step.fail(
+            what=f"{len(differ)} versions are not those of {bom.PATH}",
+            evidence="\n".join(differ),
+            cause="something was installed over the image, or the image was not built by Muster",
+            remedy="build the image again: ./invokew build",
+        )
+    step.measure(f"Python {facts['python']}, torch {torch.__version__}, {len(facts['wheels'])} wheels")
+
+
+def _versions(facts: dict[str, object]) -> Iterator[tuple[str, str, str | None]]:
+    """Name, version in the bill of materials, version found here."""
+    yield "Python", str(facts["python"]), platform.python_version()
+    yield "torch (as imported)", str(facts["torch"]), str(torch.__version__)
+    wheels = facts["wheels"]
+    assert isinstance(wheels, list)
+    for wheel in wheels:
+        try:
+            found: str | None = metadata.version(wheel["name"])
+        except metadata.PackageNotFoundError:
+            found = None
+        yield wheel["name"], wheel["version"], found
+
+
+def test_shm_size(step: Step, request: pytest.FixtureRequest) -> None:
+    """/dev/shm has the size that the run asked for."""
+    shm = os.statvfs("/dev/shm")
+    found = shm.f_frsize * shm.f_blocks
+    step.measure(size.binary(found))
+    asked = request.config.getoption("--shm-bytes")
+    if asked is not None and found < asked:
+        step.fail(
+            what=f"/dev/shm has {size.binary(found)}, the run asked for {size.binary(asked)}",
+            evidence=f"statvfs(/dev/shm): {found} bytes",
+            cause="the Engine did not apply --shm-size, or something is mounted over /dev/shm",
+            remedy="start the container with --shm-size, or with --ipc=host",
+        )
+
+
+def test_memlock(step: Step, request: pytest.FixtureRequest) -> None:
+    """Memory can be locked, as InfiniBand and RoCE need for every buffer."""
+    errno = _mlock(LOCK_BYTES)
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    limit = "unlimited" if soft == resource.RLIM_INFINITY else size.binary(soft)
+    if errno == 0:
+        step.measure(f"{size.binary(LOCK_BYTES)} locked (limit {limit})")
+        return
+    texts = {
+        "what": f"mlock of {size.binary(LOCK_BYTES)} fails",
+        "evidence": f"mlock: {os.strerror(errno)}; limit {limit}, user id {os.getuid()}",
+        "cause": "the memlock limit is low, and IPC_LOCK is missing or not root's",
+        "remedy": "give --ulimit memlock=-1, and let dockerd have it: LimitMEMLOCK=infinity",
+    }
+    if request.config.getoption("--infiniband"):
+        step.fail(**texts)
+    step.measure(f"limit {limit}; no InfiniBand here to need more")
+    step.warn(**texts)
+
+
+def _mlock(count: int) -> int:
+    """The errno of locking `count` bytes, 0 when they were locked."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    memory = ctypes.create_string_buffer(count)
+    if libc.mlock(memory, ctypes.c_size_t(count)) != 0:
+        return ctypes.get_errno()
+    libc.munlock(memory, ctypes.c_size_t(count))
+    return 0
+
+
+def test_rdma_libraries(step: Step, request: pytest.FixtureRequest) -> None:
+    """The libraries that NCCL opens at run time for InfiniBand, RoCE and EFA load."""
+    if not bom.PATH.exists() and not request.config.getoption("--infiniband"):
+        pytest.skip("not in Muster's image, and no InfiniBand here to need them")
+    failed: list[str] = []
+    for name in RDMA_LIBRARIES:
+        try:
+            ctypes.CDLL(name)
+        except OSError as error:
+            failed.append(str(error))
+    providers = sorted(path.stem for path in Path("/etc/libibverbs.d").glob("*.driver"))
+    if failed or not providers:
+        step.fail(
+            what="the RDMA user space is not whole: NCCL would fall back to sockets in silence",
+            evidence="\n".join(failed) or "no provider in /etc/libibverbs.d",
+            cause="ibverbs-providers, libibverbs1 or librdmacm1 is missing",
+            remedy="apt-get install libibverbs1 ibverbs-providers librdmacm1",
+        )
+    step.measure(f"{len(RDMA_LIBRARIES)} libraries, {len(providers)} verbs providers")
+
+
+def test_nccl_switches(step: Step) -> None:
+    """No debug switch of NCCL or torch is left on."""
+    # names alone: a value may be anything
+    left = [f"{name} in the environment" for name in DEBUG_SWITCHES if name in os.environ]
+    for path in NCCL_CONF:
+        if path.expanduser().exists():
+            text = path.expanduser().read_text(errors="replace")
+            left += [f"{name} in {path}" for name in DEBUG_SWITCHES if f"{name}=" in text]
+    if left:
+        step.fail(
+            what="debug switches are left on",
+            evidence=", ".join(left),
+            cause="they were set to find a fault, and slow training or turn a transport off",
+            remedy="unset them, here and in /etc/nccl.conf",
+        )
+    step.measure(f"none of {len(DEBUG_SWITCHES)} set")
