@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parent
 
 try:
     import docker
-    from invoke import Context, Exit, task
+    from invoke.context import Context
+    from invoke.exceptions import Exit
+    from invoke.tasks import task
     from rich.console import Console
     from rich.status import Status
 
@@ -105,7 +107,7 @@ def command() -> Iterator[Terminal]:
     except KeyboardInterrupt as error:
         number = error.args[0] if isinstance(error, Interrupted) else signal.SIGINT
         raise _exit(terminal, "interrupted; nothing was left behind", 128 + number) from None
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  no traceback reaches a user
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             full = DiskFull(str(error.filename or "this machine's"), error.strerror or "")
             raise _exit(terminal, str(full), full.exit_code) from None

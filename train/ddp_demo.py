@@ -102,15 +102,15 @@ def save(model: nn.Module, path: Path) -> int:
 
 
 @torch.no_grad()
-def prove_checkpoint(ddp: DistributedDataParallel, path: Path, probe: Tensor) -> None:
+def prove_checkpoint(ddp: DistributedDataParallel, path: Path, device: torch.device) -> None:
     size = save(ddp.module, path) if dist.get_rank() == 0 else 0  # .module: the model unwrapped
-    sizes = gather(torch.tensor(size, device=probe.device)).tolist()
+    sizes = gather(torch.tensor(size, device=device)).tolist()
     prove("rank 0 alone writes", holds=sizes[0] > 0 == sum(sizes[1:]), bytes_written=sizes)
     if dist.get_rank() == 0:  # what follows needs no group: one process and a plain model
         state = torch.load(path, weights_only=True)
         prefixed = [name for name in state if name.startswith("module.")]
         prove("no name in it starts with module.", holds=not prefixed, prefixed=prefixed)
-        plain = plain_model(probe.device)
+        plain, probe = plain_model(device), torch.ones(1, FEATURES, device=device)
         plain.load_state_dict(state)
         off = (plain(probe) - ddp(probe)).abs().max().item()
         prove("a plain model gives the same output", holds=off == 0, output_apart=off)
@@ -141,8 +141,7 @@ def main() -> None:
         apart = weights_apart(ddp)
         prove("all ranks end with equal weights", holds=apart == 0, trained_apart=apart)
         with tempfile.TemporaryDirectory() as folder:
-            path = checkpoint or Path(folder) / "model.pt"
-            prove_checkpoint(ddp, path, torch.ones(1, FEATURES, device=device))
+            prove_checkpoint(ddp, checkpoint or Path(folder, "model.pt"), device)
         facts.update(ok=True)
     finally:
         if dist.get_rank() == 0:

@@ -47,6 +47,7 @@ def _ensure_tool(confirm: Callable[[str], bool], progress: Progress) -> None:
     may_install = os.geteuid() == 0 and apt.is_debian()
     if not may_install or not confirm("A base has to be made. Install mmdebstrap?"):
         raise MissingTool(
-            "mmdebstrap", "install it (apt-get install mmdebstrap), or give an image with --base REF"
+            "mmdebstrap",
+            "install it (apt-get install mmdebstrap), or give an image with --base REF",
         )
     apt.install(PACKAGES, progress)

@@ -287,7 +287,11 @@ def connect() -> Engine:
         try:
             return Engine(_client(address), address)
         except (docker.errors.DockerException, EngineLost) as error:
-            if address.socket and address.socket.exists() and not os.access(address.socket, os.W_OK):
+            if (
+                address.socket
+                and address.socket.exists()
+                and not os.access(address.socket, os.W_OK)
+            ):
                 raise EngineRefusesUser(str(address)) from error
             tried.append(f"{address} {_plain(error)}")
     raise NoEngine(tried, "start Docker, or name another Engine in DOCKER_HOST")

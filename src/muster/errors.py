@@ -246,8 +246,7 @@ class WheelsNotFetched(MachineLacks):
 class WheelHashDiffers(MachineLacks):
     def __init__(self, wheel: str, expected: str, actual: str) -> None:
         super().__init__(
-            f"{wheel} is not the wheel that the lock pins:"
-            f" sha256 {actual}, pinned {expected}",
+            f"{wheel} is not the wheel that the lock pins: sha256 {actual}, pinned {expected}",
             "if it lies in the wheelhouse, delete it and build again; if it comes back, the index"
             " serves another file under that name: do not use it",
         )
@@ -265,7 +264,10 @@ class BaseNotMade(MachineLacks):
     def __init__(self, suite: str, last_lines: Sequence[str]) -> None:
         super().__init__(
             "\n".join(
-                [f"mmdebstrap could not make Debian {suite}", *(f"  | {line}" for line in last_lines)]
+                [
+                    f"mmdebstrap could not make Debian {suite}",
+                    *(f"  | {line}" for line in last_lines),
+                ]
             ),
             "make Debian's packages reachable, or give an image with --base REF",
         )

@@ -196,7 +196,7 @@ def _base(
     confirm: Callable[[str], bool],
     progress: Progress,
 ) -> Base:
-    """The pinned base, from its registry or, when that cannot be reached, from Debian's packages."""
+    """The pinned base, from its registry or, when that is out of reach, from Debian's packages."""
     ref = variant.base.ref
     if engine.image(ref) is None:
         progress.detail(f"pulling {ref}")

@@ -8,7 +8,7 @@ import pynvml
 
 @dataclass(frozen=True)
 class Node:
-    """This machine. `gpus` is how many the driver shows, `infiniband` whether verbs devices exist."""
+    """This machine: how many GPUs the driver shows, and whether there is a verbs device."""
 
     gpus: int
     infiniband: bool

@@ -1,4 +1,4 @@
-"""docker/pins.toml and docker/locks/<variant>.txt: the one truth about versions, read and checked."""
+"""docker/pins.toml and docker/locks/<variant>.txt: the one truth about versions, read strictly."""
 
 import re
 import tomllib
@@ -140,18 +140,17 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def pins(self, document: Mapping[str, Any]) -> Pins:
-        self._keys("the file", document, {"schema": int, "run": dict, "bases": dict, "variants": dict})
-        if document["schema"] != SCHEMA:
-            raise PinsBroken(self.path, f"schema is {document['schema']}, this Muster reads {SCHEMA}")
-        bases = {name: self._base(name, row) for name, row in document["bases"].items()}
-        variants = {
-            name: self._variant(name, row, bases) for name, row in document["variants"].items()
-        }
-        return Pins(self._shm_bytes(document["run"]), variants)
+    def pins(self, document: object) -> Pins:
+        keys = {"schema": int, "run": dict, "bases": dict, "variants": dict}
+        top = self._table("the file", document, keys)
+        if top["schema"] != SCHEMA:
+            raise PinsBroken(self.path, f"schema is {top['schema']}, this Muster reads {SCHEMA}")
+        bases = {name: self._base(name, row) for name, row in top["bases"].items()}
+        variants = {name: self._variant(name, row, bases) for name, row in top["variants"].items()}
+        return Pins(self._shm_bytes(top["run"]), variants)
 
-    def _shm_bytes(self, run: Mapping[str, Any]) -> int:
-        self._keys("[run]", run, {"shm_size": str})
+    def _shm_bytes(self, value: object) -> int:
+        run = self._table("[run]", value, {"shm_size": str})
         try:
             shm_bytes = size.parse(run["shm_size"])
         except NotASize as error:
@@ -160,9 +159,10 @@ class _Reader:
             raise PinsBroken(self.path, f"[run] shm_size {run['shm_size']!r} is below 1g")
         return shm_bytes
 
-    def _base(self, suite: str, row: Any) -> Base:
+    def _base(self, suite: str, value: object) -> Base:
         where = f"[bases.{suite}]"
-        self._keys(where, row, {"image": str, "digest": str, "digest_kind": str, "python": str})
+        keys = {"image": str, "digest": str, "digest_kind": str, "python": str}
+        row = self._table(where, value, keys)
         if not _DIGEST.fullmatch(row["digest"]):
             raise PinsBroken(
                 self.path, f"{where} digest {row['digest']!r} is not sha256: and 64 hex digits"
@@ -170,20 +170,18 @@ class _Reader:
         kind = self._one_of(where, "digest_kind", DigestKind, row)
         return Base(suite, row["image"], row["digest"], kind, row["python"])
 
-    def _variant(self, name: str, row: Any, bases: Mapping[str, Base]) -> Variant:
+    def _variant(self, name: str, value: object, bases: Mapping[str, Base]) -> Variant:
         where = f"[variants.{name}]"
-        self._keys(where, row, {"accelerator": str, "base": str, "torch": str}, {"nccl": str})
+        keys = {"accelerator": str, "base": str, "torch": str}
+        row = self._table(where, value, keys, optional={"nccl": str})
         accelerator = self._one_of(where, "accelerator", Accelerator, row)
         if row["base"] not in bases:
             raise PinsBroken(self.path, f"{where} base {row['base']!r} is not one of {list(bases)}")
         lock_path = self.path.parent / "locks" / f"{name}.txt"
-        return Variant(
-            name, accelerator, bases[row["base"]], row["torch"], row.get("nccl"), lock_path
-        )
+        base = bases[row["base"]]
+        return Variant(name, accelerator, base, row["torch"], row.get("nccl"), lock_path)
 
-    def _one_of(
-        self, where: str, key: str, kind: type[_Kind], row: Mapping[str, Any]
-    ) -> _Kind:
+    def _one_of(self, where: str, key: str, kind: type[_Kind], row: Mapping[str, Any]) -> _Kind:
         try:
             return kind(row[key])
         except ValueError:
@@ -192,26 +190,27 @@ class _Reader:
                 self.path, f"{where} {key} {row[key]!r} is not one of: {known}"
             ) from None
 
-    def _keys(
+    def _table(
         self,
         where: str,
-        row: Any,
+        value: object,
         required: Mapping[str, type],
+        *,
         optional: Mapping[str, type] | None = None,
-    ) -> None:
-        if not isinstance(row, dict):
+    ) -> dict[str, Any]:
+        """`value` as a table that has the required keys, no unknown ones, and the right types."""
+        if not isinstance(value, dict):
             raise PinsBroken(self.path, f"{where} is not a table")
         known = {**required, **(optional or {})}
-        if missing := required.keys() - row.keys():
+        if missing := required.keys() - value.keys():
             raise PinsBroken(self.path, f"{where} lacks {', '.join(sorted(missing))}")
-        if unknown := row.keys() - known.keys():
+        if unknown := value.keys() - known.keys():
+            names = ", ".join(sorted(unknown))
             raise PinsBroken(
-                self.path,
-                f"{where} has unknown keys: {', '.join(sorted(unknown))};"
-                f" known are {', '.join(known)}",
+                self.path, f"{where} has unknown keys: {names}; known: {', '.join(known)}"
             )
-        for key, value in row.items():
-            if type(value) is not known[key]:
-                raise PinsBroken(
-                    self.path, f"{where} {key} is {value!r}, not a {known[key].__name__}"
-                )
+        for key, entry in value.items():
+            if type(entry) is not known[key]:
+                name = known[key].__name__
+                raise PinsBroken(self.path, f"{where} {key} is {entry!r}, not a {name}")
+        return value

@@ -2,10 +2,10 @@
 
 import json
 import os
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -66,7 +66,7 @@ def junit(result: Result) -> bytes:
     """The steps as JUnit XML, the dialect that pytest writes and CI systems read."""
     failed = sum(step.outcome is Outcome.FAILED for step in result.steps)
     skipped = sum(step.outcome is Outcome.NOT_APPLICABLE for step in result.steps)
-    suite = ElementTree.Element(
+    suite = ET.Element(
         "testsuite",
         name="muster smoke",
         tests=str(len(result.steps)),
@@ -76,23 +76,22 @@ def junit(result: Result) -> bytes:
     )
     for step in result.steps:
         suite.append(_testcase(step))
-    root = ElementTree.Element("testsuites")
+    root = ET.Element("testsuites")
     root.append(suite)
-    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    xml: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    return xml
 
 
-def _testcase(step: Step) -> ElementTree.Element:
-    case = ElementTree.Element(
-        "testcase", classname="smoke", name=step.name, time=f"{step.seconds:.3f}"
-    )
+def _testcase(step: Step) -> ET.Element:
+    case = ET.Element("testcase", classname="smoke", name=step.name, time=f"{step.seconds:.3f}")
     if step.outcome is Outcome.NOT_APPLICABLE:
-        ElementTree.SubElement(case, "skipped", message=_xml(step.measure))
+        ET.SubElement(case, "skipped", message=_xml(step.measure))
     if step.outcome is Outcome.FAILED:
         what = "; ".join(each.what for each in step.findings)
-        failure = ElementTree.SubElement(case, "failure", message=_xml(what))
+        failure = ET.SubElement(case, "failure", message=_xml(what))
         failure.text = _xml("\n".join(_plain(each) for each in step.findings))
     if step.output:
-        ElementTree.SubElement(case, "system-out").text = _xml(step.output)
+        ET.SubElement(case, "system-out").text = _xml(step.output)
     return case
 
 

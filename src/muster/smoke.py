@@ -1,12 +1,10 @@
-"""The smoke suite, tests/smoke: started in a container or here, read as it reports, to a Verdict."""
+"""The smoke suite, tests/smoke: started in a container or here, and read into a Verdict."""
 
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -139,8 +137,10 @@ def in_container(
 
 
 def _spec(variant: Variant, node: Node, settings: Settings) -> ContainerSpec:
-    """The one place that says how a container of Muster's is run. The stack limit is left alone:
-    unlimited makes glibc give threads 2 MB."""
+    """The one place that says how a container of Muster's is run.
+
+    The stack limit is left alone: unlimited makes glibc give every thread 2 MB.
+    """
     asks = {Ask.MEMLOCK}
     if node.gpus and variant.accelerator is Accelerator.CUDA:
         asks.add(Ask.GPUS)
@@ -256,9 +256,7 @@ def _check_python(python: str) -> None:
 # ---- the suite's own words ---------------------------------------------------------------------
 
 
-def _pytest(
-    python: str, root: Path, suite: str, settings: Settings, infiniband: bool
-) -> list[str]:
+def _pytest(python: str, root: Path, suite: str, settings: Settings, infiniband: bool) -> list[str]:
     argv = [
         *(python, "-m", "pytest", str(root / suite), "-p", "no:terminal"),
         *("--report-log", f"/dev/fd/{_REPORT_FD}", "--train", str(root / "train")),

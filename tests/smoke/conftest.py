@@ -51,9 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     if call.excinfo is not None and isinstance(call.excinfo.value, StepFailed):
         item.user_properties.append(("finding", call.excinfo.value.finding.to_dict()))
     return (yield)

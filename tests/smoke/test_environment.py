@@ -55,7 +55,9 @@ def test_versions(step: Step) -> None:
             cause="something was installed over the image, or the image was not built by Muster",
             remedy="build the image again: ./invokew build",
         )
-    step.measure(f"Python {facts['python']}, torch {torch.__version__}, {len(facts['wheels'])} wheels")
+    step.measure(
+        f"Python {facts['python']}, torch {torch.__version__}, {len(facts['wheels'])} wheels"
+    )
 
 
 def _versions(facts: dict[str, object]) -> Iterator[tuple[str, str, str | None]]:

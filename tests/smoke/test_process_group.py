@@ -16,4 +16,6 @@ def test_ddp_demo(step: Step) -> None:
     """DDP training: disjoint shards, equal parameters, a falling loss, a checkpoint that loads."""
     result = step.torchrun("ddp_demo.py")
     first, last = result["loss_first"], result["loss_last"]
-    step.measure(f"{result['backend']}, {result['samples']} samples, loss {first:.3f} to {last:.3f}")
+    step.measure(
+        f"{result['backend']}, {result['samples']} samples, loss {first:.3f} to {last:.3f}"
+    )

@@ -19,4 +19,6 @@ def test_dataloader_shm(step: Step, python: str) -> None:
             " memory-backed emptyDir at /dev/shm",
         )
     result = last_json(done)
-    step.measure(f"{size.binary(result['sample_bytes'])} through {size.binary(result['shm_bytes'])}")
+    step.measure(
+        f"{size.binary(result['sample_bytes'])} through {size.binary(result['shm_bytes'])}"
+    )
