@@ -37,7 +37,7 @@ def complete(facts: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     facts = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    json.dump(complete(facts), sys.stdout, indent=1)
+    sys.stdout.write(json.dumps(complete(facts), indent=1) + "\n")
 
 
 if __name__ == "__main__":

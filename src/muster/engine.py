@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import docker
 import docker.errors
@@ -27,6 +27,7 @@ import psutil
 import requests.exceptions
 import urllib3.exceptions
 from docker.context import Context, ContextAPI
+from docker.types.daemon import CancellableStream
 
 from muster import dockerd
 from muster.errors import (
@@ -148,7 +149,8 @@ class Container:
     def __init__(
         self,
         container: docker.models.containers.Container,
-        output: Iterator[tuple[bytes | None, bytes | None]],
+        # quoted: generic in its stubs alone
+        output: "CancellableStream[tuple[bytes | None, bytes | None]]",
     ) -> None:
         self._container = container
         self._output = output
@@ -167,6 +169,7 @@ class Container:
                 *whole, rest = (rest + (out or b"")).split(b"\n")
                 for line in whole:
                     yield line.decode(errors="replace")
+        self._output.close()
         if rest:
             yield rest.decode(errors="replace")
 
@@ -232,6 +235,12 @@ class Engine:
                 src=str(tar), repository=repository, tag=tag, changes=changes
             )
 
+    def discard(self, image: Image) -> None:
+        """Remove an image that a newer one took the name from, unless something still uses it."""
+        with _answers("the clean-up"), contextlib.suppress(docker.errors.APIError):
+            if not self._client.images.get(image.id).tags:
+                self._client.images.remove(image.id)
+
     @contextlib.contextmanager
     def run(self, spec: ContainerSpec) -> Iterator[Container]:
         """The started container of `spec`; removed by force on leaving, however that happens.
@@ -239,23 +248,21 @@ class Engine:
         Raises AskRefused when the Engine refuses one of its asks, EngineRefused for the rest.
         """
         run_id = uuid.uuid4().hex[:12]
-        reaper = _start_reaper(run_id)
-        try:
-            with _answers("the start of a container"), _refuses_asks(spec):
-                container = self._client.containers.create(
-                    name=f"muster-{run_id}",
-                    labels={LABEL_RUN: run_id, LABEL_OWNER: _owner()},
-                    **_create_options(spec),
-                )
-                # attached before the start, so that no line is missed whatever the log driver
-                output = self._client.api.attach(str(container.id), stream=True, demux=True)
-                container.start()
-            yield Container(container, cast("Iterator[tuple[bytes | None, bytes | None]]", output))
-        finally:
-            with contextlib.suppress(EngineLost):  # the reaper and the next sweep try again
-                self.remove_run(run_id)
-            reaper.kill()
-            reaper.wait()
+        with _reaper(run_id):
+            try:
+                with _answers("the start of a container"), _refuses_asks(spec):
+                    container = self._client.containers.create(
+                        name=f"muster-{run_id}",
+                        labels={LABEL_RUN: run_id, LABEL_OWNER: _owner()},
+                        **_create_options(spec),
+                    )
+                    # attached before the start: no line is missed, whatever the log driver
+                    output = self._client.api.attach(str(container.id), stream=True, demux=True)
+                    container.start()
+                yield Container(container, output)
+            finally:
+                with contextlib.suppress(EngineLost):  # the next sweep tries again
+                    self.remove_run(run_id)
 
     def remove_run(self, run_id: str) -> None:
         """Remove all that the run `run_id` made on this Engine."""
@@ -447,15 +454,19 @@ def _create_options(spec: ContainerSpec) -> dict[str, Any]:
 # ---- nothing left behind ------------------------------------------------------------------------
 
 
-def _start_reaper(run_id: str) -> subprocess.Popen[bytes]:
-    """A process that removes the run when this one is gone, even by SIGKILL."""
-    return subprocess.Popen(
+@contextlib.contextmanager
+def _reaper(run_id: str) -> Iterator[None]:
+    """While this lasts, a process that removes the run if this one ends, even by SIGKILL."""
+    with subprocess.Popen(
         [sys.executable, "-m", "muster.reaper", run_id],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-    )
+    ) as reaper:
+        yield
+        # after an exception it lives on for one more look: its pipe closes, and we wait for it
+        reaper.kill()
 
 
 def _owner() -> str:

@@ -113,7 +113,7 @@ def build(
     given = None if request.base is None else _given(engine, request.base)
     inputs = _fingerprint(checkout, variant, given)
     with _lock(variant, progress):
-        image = engine.image(variant.image_ref)
+        image = before = engine.image(variant.image_ref)
         built = image is None or image.labels.get(LABEL_INPUTS) != inputs
         if built:
             client = buildkit.find_client(engine.address.client_flags, engine.address.builder)
@@ -123,6 +123,8 @@ def build(
                 order = _order(context, variant, ground, inputs)
                 _build(engine, client, order, progress)
             image = engine.image(variant.image_ref)
+            if before is not None:
+                engine.discard(before)
     if image is None:
         raise EngineLost("the build", f"{variant.image_ref} is not on it after the build")
     return Result(image, built, round(time.monotonic() - started, 3))
