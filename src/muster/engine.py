@@ -169,7 +169,6 @@ class Container:
                 *whole, rest = (rest + (out or b"")).split(b"\n")
                 for line in whole:
                     yield line.decode(errors="replace")
-        self._output.close()
         if rest:
             yield rest.decode(errors="replace")
 
@@ -248,7 +247,7 @@ class Engine:
         Raises AskRefused when the Engine refuses one of its asks, EngineRefused for the rest.
         """
         run_id = uuid.uuid4().hex[:12]
-        with _reaper(run_id):
+        with _reaper(run_id), contextlib.ExitStack() as open_streams:
             try:
                 with _answers("the start of a container"), _refuses_asks(spec):
                     container = self._client.containers.create(
@@ -258,6 +257,7 @@ class Engine:
                     )
                     # attached before the start: no line is missed, whatever the log driver
                     output = self._client.api.attach(str(container.id), stream=True, demux=True)
+                    open_streams.callback(_close, output)
                     container.start()
                 yield Container(container, output)
             finally:
@@ -449,6 +449,12 @@ def _create_options(spec: ContainerSpec) -> dict[str, Any]:
     if Ask.INFINIBAND in spec.asks:
         options["devices"] = ["/dev/infiniband:/dev/infiniband:rwm"]
     return options
+
+
+def _close(output: "CancellableStream[tuple[bytes | None, bytes | None]]") -> None:
+    # over ssh the SDK cannot, and a dead Engine's socket is closed already
+    with contextlib.suppress(docker.errors.DockerException, OSError):
+        output.close()
 
 
 # ---- nothing left behind ------------------------------------------------------------------------
