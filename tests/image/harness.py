@@ -94,4 +94,4 @@ def left_on(client: docker.DockerClient) -> list[str]:
     """Muster's containers and networks on the Engine, by name."""
     containers = client.containers.list(all=True, filters={"label": LABEL_OWNER})
     networks = client.networks.list(names=["muster"])
-    return [str(thing.name) for thing in [*containers, *networks]]
+    return [str(container.name) for container in containers] + [str(n.name) for n in networks]

@@ -33,8 +33,8 @@ def in_container(client: docker.DockerClient, code: str) -> str:
     """Run Python code in the one container of Muster's that runs."""
     (name,) = left_on(client)
     done = client.containers.get(name).exec_run(["python", "-c", code], user="0:0")
-    output: bytes = done.output
-    return output.decode()
+    assert isinstance(done.output, bytes)
+    return done.output.decode()
 
 
 def ranks_of(client: docker.DockerClient, script: str) -> list[int]:
