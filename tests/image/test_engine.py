@@ -1,5 +1,6 @@
 """An Engine of the test's own: one that is empty, full, or dies in the middle. Needs root."""
 
+import contextlib
 import io
 import json
 import os
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import docker
+import psutil
 import pytest
 from harness import ROOT, Muster, Recorder, run, wait_until
 
@@ -85,6 +87,12 @@ def scratch(folder: Path) -> Iterator[Scratch]:
     if scratch.daemon.poll() is None:
         scratch.daemon.terminate()
     scratch.daemon.wait(timeout=60)
+    # containers outlive a dockerd that was killed
+    for process in psutil.process_iter(["cmdline"]):
+        if str(folder) in " ".join(process.info["cmdline"] or ()):
+            for each in (*process.children(recursive=True), process):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
 
 
 @pytest.fixture
