@@ -23,7 +23,7 @@ try:
     from rich.console import Console
     from rich.status import Status
 
-    from muster import dockerd, image, node, pins, report
+    from muster import context, dockerd, image, node, pins, report
     from muster import engine as engines
     from muster import smoke as suite
     from muster.errors import DiskFull, ExitCode, MusterError
@@ -166,7 +166,7 @@ def build(
     """Build the pinned image of a variant. Two minutes the first time, nothing when up to date."""
     with command() as terminal:
         path = _writable(json)
-        checkout = image.Checkout(ROOT)
+        checkout = context.Checkout(ROOT)
         pinned = pins.read(checkout.docker)
         row = pinned.variant(variant)
         request = image.Request(row, pins.read_lock(pinned, row), base, offline)

@@ -1,20 +1,15 @@
-"""The image of a variant: its base, its context, its build, and whether one is needed at all."""
+"""The image of a variant: its base, its build, and whether a build is needed at all."""
 
-import contextlib
-import fcntl
-import hashlib
-import json
-import os
-import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from muster import __version__, bootstrap, buildkit, pins, wheelhouse
+from muster import __version__, bootstrap, buildkit, cache, context, pins, wheelhouse
+from muster.context import Checkout
 from muster.engine import Engine, Image, RegistryUnreachable
 from muster.errors import BaseNotFound, BuildFailed, DigestGone, EngineLost, WrongArchitecture
 from muster.pins import Variant, Wheel
@@ -26,18 +21,6 @@ LABEL_BASE = "io.muster.base"
 LABEL_INPUTS = "io.muster.inputs"
 LABEL_RECIPE = "io.muster.recipe"
 LABEL_VARIANT = "io.muster.variant"
-
-# the floors of muster that the smoke suite and the bill of materials need in the image
-LIBRARY = (
-    "__init__.py",
-    "bom.py",
-    "errors.py",
-    "finding.py",
-    "launch.py",
-    "process.py",
-    "size.py",
-    "topology.py",
-)
 
 
 class Origin(StrEnum):
@@ -79,25 +62,6 @@ class Result:
         return {"schema": SCHEMA, "command": "build", **asdict(self)}
 
 
-@dataclass(frozen=True)
-class Checkout:
-    """The folders of this repository that the image is made from."""
-
-    root: Path
-
-    @property
-    def docker(self) -> Path:
-        return self.root / "docker"
-
-    def staged(self) -> dict[str, Path]:
-        """Every file of the context but wheels, lock and facts: its name there, its path here."""
-        files = {name: self.docker / name for name in ("Dockerfile", "entrypoint.sh")}
-        files |= {f"muster/{name}": self.root / "src/muster" / name for name in LIBRARY}
-        files |= {f"smoke/{path.name}": path for path in (self.root / "tests/smoke").glob("*.py")}
-        files |= {f"train/{path.name}": path for path in (self.root / "train").glob("*.py")}
-        return files
-
-
 def build(
     engine: Engine,
     checkout: Checkout,
@@ -111,17 +75,18 @@ def build(
     if engine.architecture != pins.ARCHITECTURE:
         raise WrongArchitecture(engine.architecture, pins.ARCHITECTURE)
     given = None if request.base is None else _given(engine, request.base)
-    inputs = _fingerprint(checkout, variant, given)
-    with _lock(variant, progress):
+    pinned_base = f"{variant.base.ref} {bootstrap.recipe(checkout.docker)}"
+    inputs = context.fingerprint(checkout, variant, given.id if given else pinned_base)
+    with context.lock(variant, progress):
         image = before = engine.image(variant.image_ref)
         built = image is None or image.labels.get(LABEL_INPUTS) != inputs
         if built:
             client = buildkit.find_client(engine.address.client_flags, engine.address.builder)
             files = _fetch(request, progress)
             ground = given or _base(engine, checkout, variant, confirm, progress)
-            with _context(checkout, request, files, ground) as context:
-                order = _order(context, variant, ground, inputs)
-                _build(engine, client, order, progress)
+            facts = _facts(request, ground)
+            with context.staged(checkout, variant, files.values(), facts) as folder:
+                _build(engine, client, _order(folder, variant, ground, inputs), progress)
             image = engine.image(variant.image_ref)
             if before is not None:
                 engine.discard(before)
@@ -131,7 +96,7 @@ def build(
 
 
 def _fetch(request: Request, progress: Progress) -> Mapping[Wheel, Path]:
-    house = wheelhouse.Wheelhouse(wheelhouse.cache() / "wheels")
+    house = wheelhouse.Wheelhouse(cache.folder() / "wheels")
     target = wheelhouse.Target(request.variant.base.python)
     return house.fetch(request.wheels, target, request.offline, progress)
 
@@ -147,10 +112,10 @@ def _build(
         raise
 
 
-def _order(context: Path, variant: Variant, ground: Base, inputs: str) -> buildkit.Build:
+def _order(folder: Path, variant: Variant, ground: Base, inputs: str) -> buildkit.Build:
     return buildkit.Build(
-        context=context,
-        dockerfile=context / "Dockerfile",
+        context=folder,
+        dockerfile=folder / "Dockerfile",
         ref=variant.image_ref,
         args={"BASE": ground.ref},
         labels=_labels(variant, ground, inputs),
@@ -232,67 +197,6 @@ def _bootstrapped(
         assert image is not None
     progress.say(f"base: {ref}, made by mmdebstrap")
     return Base(ref, image.id, Origin.MMDEBSTRAP)
-
-
-# ---- the context -------------------------------------------------------------------------------
-
-
-def _fingerprint(checkout: Checkout, variant: Variant, given: Base | None) -> str:
-    """A hash over all that goes into the image: when it is the same, so is the image."""
-    digest = hashlib.sha256()
-    files = {
-        **checkout.staged(),
-        "lock.txt": variant.lock_path,
-        "slim.dpkg": checkout.docker / bootstrap.RECIPE,
-    }
-    for name, path in sorted(files.items()):
-        digest.update(f"{name} {path.stat().st_mode:o}\n".encode())
-        digest.update(path.read_bytes())
-    ground = given.id if given else f"{variant.base.ref} {variant.base.digest_kind}"
-    digest.update(f"{ground} {__version__}".encode())
-    return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def _lock(variant: Variant, progress: Progress) -> Iterator[None]:
-    """One build of a variant at a time: a second waits, then finds nothing to do."""
-    folder = wheelhouse.cache()
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{variant.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress.say(f"another build of {variant.name} is at work: waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-@contextlib.contextmanager
-def _context(
-    checkout: Checkout, request: Request, files: Mapping[Wheel, Path], ground: Base
-) -> Iterator[Path]:
-    """The staged context, always at the same path: BuildKit then sends only what changed."""
-    context = wheelhouse.cache() / "context" / request.variant.name
-    shutil.rmtree(context, ignore_errors=True)
-    try:
-        for name, path in checkout.staged().items():
-            _place(path, context / name)
-        for path in files.values():
-            _place(path, context / "wheels" / path.name, link=True)
-        _place(request.variant.lock_path, context / "lock.txt")
-        facts = json.dumps(_facts(request, ground), indent=1)
-        (context / "facts.json").write_text(facts)
-        yield context
-    finally:
-        shutil.rmtree(context, ignore_errors=True)
-
-
-def _place(source: Path, target: Path, *, link: bool = False) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if link:
-        os.link(source, target)
-    else:
-        shutil.copy2(source, target)
 
 
 def _facts(request: Request, ground: Base) -> dict[str, Any]:

@@ -40,11 +40,6 @@ _PLATFORMS = (
 )
 
 
-def cache() -> Path:
-    """Muster's folder in the user's cache (XDG_CACHE_HOME, else ~/.cache)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "muster"
-
-
 @dataclass(frozen=True)
 class Target:
     """Which wheels pip is to choose: for that CPython ("3.11") on x86_64 Linux."""

@@ -6,8 +6,8 @@ import docker
 import pytest
 from harness import ROOT, Recorder, left_on, yes
 
+from muster import context, image, pins
 from muster import engine as engines
-from muster import image, pins
 from muster.engine import Engine
 from muster.pins import Pins, Variant
 
@@ -39,7 +39,7 @@ def cpu(pinned: Pins) -> Variant:
 def built(engine: Engine, pinned: Pins, cpu: Variant) -> image.Result:
     """The image muster:cpu, built by Muster from this checkout."""
     request = image.Request(cpu, pins.read_lock(pinned, cpu))
-    return image.build(engine, image.Checkout(ROOT), request, yes, Recorder())
+    return image.build(engine, context.Checkout(ROOT), request, yes, Recorder())
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import docker
 import pytest
 from harness import ROOT, Muster, Recorder, run, wait_until, yes
 
-from muster import image, pins, wheelhouse
+from muster import cache, context, image, pins
 from muster.engine import Engine, Image
 from muster.errors import BaseNotFound, BuildFailed, WheelhouseIncomplete
 from muster.pins import Pins, Variant
@@ -45,7 +45,7 @@ def build(engine: Engine, checkout: Path, **wishes: str | bool) -> image.Result:
     request = image.Request(
         variant, pins.read_lock(pinned, variant), base=str(base) if base else None, offline=offline
     )
-    return image.build(engine, image.Checkout(checkout), request, yes, Recorder())
+    return image.build(engine, context.Checkout(checkout), request, yes, Recorder())
 
 
 def layers(client: docker.DockerClient, found: Image) -> list[str]:
@@ -158,7 +158,7 @@ def test_offline_names_the_wheels_that_are_missing(
 ) -> None:
     house = tmp_path / "cache/muster/wheels"
     house.mkdir(parents=True)
-    for wheel in (wheelhouse.cache() / "wheels").glob("*.whl"):
+    for wheel in (cache.folder() / "wheels").glob("*.whl"):
         if not wheel.name.startswith(("jinja2", "torch")):
             shutil.copy(wheel, house)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -212,7 +212,7 @@ def test_a_step_that_fails_is_named_and_tags_nothing(
     after = engine.image("muster:cpu")
     assert after is not None
     assert after.id == built.image.id
-    assert not (wheelhouse.cache() / "context/cpu").exists()
+    assert not (cache.folder() / "context/cpu").exists()
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -230,7 +230,7 @@ def test_a_signal_ends_the_build_and_leaves_nothing(
     after = engine.image("muster:cpu")
     assert after is not None
     assert after.id == built.image.id
-    assert not (wheelhouse.cache() / "context/cpu").exists()
+    assert not (cache.folder() / "context/cpu").exists()
 
 
 def test_the_second_of_two_builds_waits_and_finds_nothing_to_do(checkout: Path) -> None:

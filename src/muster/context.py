@@ -1,0 +1,99 @@
+"""The build's context: what goes into it, a fingerprint of that, and staging it for BuildKit."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster import __version__, cache
+from muster.pins import Variant
+from muster.progress import Progress
+
+# the floors of muster that the smoke suite and the bill of materials need in the image
+LIBRARY = (
+    "__init__.py",
+    "bom.py",
+    "errors.py",
+    "finding.py",
+    "launch.py",
+    "process.py",
+    "size.py",
+    "topology.py",
+)
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """The folders of this repository that the image is made from."""
+
+    root: Path
+
+    @property
+    def docker(self) -> Path:
+        return self.root / "docker"
+
+    def staged(self) -> dict[str, Path]:
+        """Every file of the context but wheels, lock and facts: its name there, its path here."""
+        files = {name: self.docker / name for name in ("Dockerfile", "entrypoint.sh")}
+        files |= {f"muster/{name}": self.root / "src/muster" / name for name in LIBRARY}
+        files |= {f"smoke/{path.name}": path for path in (self.root / "tests/smoke").glob("*.py")}
+        files |= {f"train/{path.name}": path for path in (self.root / "train").glob("*.py")}
+        return files
+
+
+def fingerprint(checkout: Checkout, variant: Variant, base: str) -> str:
+    """A hash over all that goes into the image, `base` says on what: same hash, same image."""
+    digest = hashlib.sha256()
+    files = {**checkout.staged(), "lock.txt": variant.lock_path}
+    for name, path in sorted(files.items()):
+        digest.update(f"{name} {path.stat().st_mode:o}\n".encode())
+        digest.update(path.read_bytes())
+    digest.update(f"{base} {__version__}".encode())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def lock(variant: Variant, progress: Progress) -> Iterator[None]:
+    """One build of a variant at a time: a second waits, then finds nothing to do."""
+    folder = cache.folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{variant.name}.lock").open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.say(f"another build of {variant.name} is at work: waiting for it")
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def staged(
+    checkout: Checkout, variant: Variant, wheels: Iterable[Path], facts: Mapping[str, Any]
+) -> Iterator[Path]:
+    """The context's folder, always at the same path: BuildKit then sends only what changed."""
+    folder = cache.folder() / "context" / variant.name
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        for name, path in checkout.staged().items():
+            _place(path, folder / name)
+        for path in wheels:
+            _place(path, folder / "wheels" / path.name, link=True)
+        _place(variant.lock_path, folder / "lock.txt")
+        (folder / "facts.json").write_text(json.dumps(facts, indent=1))
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _place(source: Path, target: Path, *, link: bool = False) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if link:
+        os.link(source, target)
+    else:
+        shutil.copy2(source, target)
