@@ -1,0 +1,210 @@
+"""Muster beside plain docker, in one run: the cpu image's build, its rebuilds and its suite.
+
+    ./invokew bench
+
+Ratios, since the machine's own speed is in both numbers. The wheels are in the wheelhouse before
+the clock starts. "cold" changes the first step of the Dockerfile, so that no layer is reused.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from muster import buildkit, context, engine, image, pins, size
+from muster.engine import Engine
+from muster.pins import Variant
+
+ROOT = Path(__file__).resolve().parents[1]
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One goal: what was measured, beside what, and the most that it may be."""
+
+    what: str
+    measured: str
+    beside: str
+    value: str
+    goal: str
+    held: bool
+
+
+class Quiet:
+    def say(self, text: str) -> None:
+        """The clock runs: nothing is shown."""
+
+    def detail(self, text: str) -> None:
+        """The clock runs: nothing is shown."""
+
+
+def seconds(action: Callable[[], object]) -> float:
+    started = time.monotonic()
+    action()
+    return time.monotonic() - started
+
+
+def call(argv: Sequence[str], cwd: Path = ROOT, **environment: str) -> None:
+    subprocess.run(
+        argv, cwd=cwd, check=True, capture_output=True, env={**os.environ, **environment}
+    )
+
+
+def invoke(checkout: Path, *words: str) -> None:
+    call([sys.executable, "-m", "invoke", *words], cwd=checkout)
+
+
+class Bench:
+    """A copy of the checkout to change, and a plain `docker build` of the same context."""
+
+    def __init__(self, checkout: Path) -> None:
+        self.checkout = context.Checkout(checkout)
+        self.engine = engine.ensure(lambda _question: True, Quiet())
+        pinned = pins.read(self.checkout.docker)
+        self.variant: Variant = pinned.variant("cpu")
+        self.request = image.Request(self.variant, pins.read_lock(pinned, self.variant))
+        self.client = buildkit.find_client(
+            self.engine.address.client_flags, self.engine.address.builder
+        )
+        self.plain_context = checkout.parent / "plain"
+
+    def build(self) -> image.Result:
+        return image.build(
+            self.engine, self.checkout, self.request, lambda _question: True, Quiet()
+        )
+
+    def freshen(self) -> None:
+        """Make the next build of the checkout a cold one."""
+        dockerfile = self.checkout.docker / "Dockerfile"
+        text = dockerfile.read_text()
+        mark = f"RUN : cold {uuid.uuid4().hex}\n"
+        head, _, tail = text.partition("FROM ${BASE} AS os\n")
+        tail = tail.split("\n", 1)[1] if tail.startswith("RUN : cold") else tail
+        dockerfile.write_text(f"{head}FROM ${{BASE}} AS os\n{mark}{tail}")
+
+    def plain_build(self) -> None:
+        """Plain `docker build` of what Muster stages, kept in a folder of its own."""
+        call(
+            [
+                *(*self.client.build_argv, "--quiet", "--tag", "muster-bench:plain"),
+                *("--build-arg", f"BASE={self.base_ref()}", str(self.plain_context)),
+            ],
+            DOCKER_BUILDKIT="1",
+        )
+
+    def base_ref(self) -> str:
+        labels = found(self.engine, self.variant.image_ref).labels
+        mmdebstrap = labels[image.LABEL_BASE] == image.Origin.MMDEBSTRAP
+        return f"muster-base:{self.variant.base.suite}" if mmdebstrap else self.variant.base.ref
+
+    def keep_context(self) -> None:
+        wheels = image.wheels(self.request, Quiet()).values()
+        with context.staged(self.checkout, self.variant, wheels, {"wheels": []}) as folder:
+            shutil.rmtree(self.plain_context, ignore_errors=True)
+            shutil.copytree(folder, self.plain_context)
+
+
+def found(on: Engine, ref: str) -> engine.Image:
+    there = on.image(ref)
+    assert there is not None
+    return there
+
+
+def cold(bench: Bench) -> Row:
+    ours, plain = [], []
+    for _ in range(ROUNDS - 1):
+        bench.freshen()
+        ours.append(seconds(lambda: invoke(bench.checkout.root, "build")))
+        bench.freshen()
+        bench.keep_context()
+        plain.append(seconds(bench.plain_build))
+    ratio = min(ours) / min(plain)
+    return Row(
+        "cold build",
+        f"{min(ours):.1f} s",
+        f"{min(plain):.1f} s",
+        f"{ratio:.2f} times",
+        "1.2 times",
+        ratio <= 1.2,
+    )
+
+
+def unchanged(bench: Bench) -> Row:
+    ours = min(seconds(lambda: invoke(bench.checkout.root, "build")) for _ in range(ROUNDS))
+    plain = min(seconds(bench.plain_build) for _ in range(ROUNDS))
+    return Row(
+        "build, nothing changed",
+        f"{ours:.2f} s",
+        f"{plain:.2f} s",
+        f"{ours - plain:+.2f} s",
+        "+1 s",
+        ours - plain <= 1,
+    )
+
+
+def changed_script(bench: Bench) -> Row:
+    script = bench.checkout.root / "train/all_reduce.py"
+    times = []
+    for number in range(ROUNDS):
+        script.write_text(f"{script.read_text()}# change {number}\n")
+        times.append(seconds(lambda: invoke(bench.checkout.root, "build")))
+    return Row("build, train/ changed", f"{min(times):.2f} s", "", "", "3 s", min(times) <= 3)
+
+
+def suite(bench: Bench) -> Row:
+    by_hand = [
+        *(str(bench.client.path), *bench.client.engine_flags, "run", "--rm", "--init"),
+        *("--shm-size", "1g", "--cap-add", "IPC_LOCK", "--user", "0:0", bench.variant.image_ref),
+        *("python", "-m", "pytest", "/opt/muster/smoke", "--train", "/opt/muster/train"),
+        *("--nproc-per-node", "2"),
+    ]
+    ours, plain = [], []
+    for _ in range(ROUNDS):
+        ours.append(seconds(lambda: invoke(bench.checkout.root, "smoke")))
+        plain.append(seconds(lambda: call(by_hand)))
+    ratio = min(ours) / min(plain)
+    return Row(
+        "smoke, 2 ranks",
+        f"{min(ours):.1f} s",
+        f"{min(plain):.1f} s",
+        f"{ratio:.2f} times",
+        "1.15 times, 60 s",
+        ratio <= 1.15 and min(ours) <= 60,
+    )
+
+
+def weight(bench: Bench) -> Row:
+    there = found(bench.engine, bench.variant.image_ref)
+    return Row("image", size.decimal(there.size), "", "", "1.2 GB", there.size <= 1.2e9)
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
+        copy = Path(folder) / "checkout"
+        left_out = shutil.ignore_patterns(".venv*", ".git", ".*_cache", "__pycache__")
+        shutil.copytree(ROOT, copy, ignore=left_out)
+        bench = Bench(copy)
+        bench.build()
+        rows = [measure(bench) for measure in (cold, unchanged, changed_script, suite, weight)]
+        call([str(bench.client.path), *bench.client.engine_flags, "rmi", "muster-bench:plain"])
+    invoke(ROOT, "build")
+    table = Table("what", "muster", "plain docker", "difference", "goal", "held", box=None)
+    for row in rows:
+        held = "yes" if row.held else "NO"
+        table.add_row(row.what, row.measured, row.beside, row.value, row.goal, held)
+    Console().print(table)
+    return 0 if all(row.held for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -82,7 +82,7 @@ def build(
         built = image is None or image.labels.get(LABEL_INPUTS) != inputs
         if built:
             client = buildkit.find_client(engine.address.client_flags, engine.address.builder)
-            files = _fetch(request, progress)
+            files = wheels(request, progress)
             ground = given or _base(engine, checkout, variant, confirm, progress)
             facts = _facts(request, ground)
             with context.staged(checkout, variant, files.values(), facts) as folder:
@@ -95,7 +95,8 @@ def build(
     return Result(image, built, round(time.monotonic() - started, 3))
 
 
-def _fetch(request: Request, progress: Progress) -> Mapping[Wheel, Path]:
+def wheels(request: Request, progress: Progress) -> Mapping[Wheel, Path]:
+    """The files of the request's wheels, fetched into the wheelhouse where they were missing."""
     house = wheelhouse.Wheelhouse(cache.folder() / "wheels")
     target = wheelhouse.Target(request.variant.base.python)
     return house.fetch(request.wheels, target, request.offline, progress)
