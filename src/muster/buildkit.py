@@ -73,7 +73,11 @@ def find_client(engine_flags: Sequence[str], builder: str) -> Client:
     for path in dict.fromkeys(Path(folder) / "docker" for folder in folders if folder):
         if not os.access(path, os.X_OK) or path.is_dir():
             continue
-        version = process.run([str(path), "version", "--format", "{{.Client.Version}}"])
+        try:
+            version = process.run([str(path), "version", "--format", "{{.Client.Version}}"])
+        except OSError as error:
+            found.append(f"{path} does not run: {error.strerror}")
+            continue
         # without an Engine it fails, yet the client's version stands in the first line
         first = version.output.partition("\n")[0].strip()
         if process.run([str(path), "buildx", "version"]).ok:

@@ -27,6 +27,7 @@ import psutil
 import requests.exceptions
 import urllib3.exceptions
 from docker.context import Context, ContextAPI
+from docker.context.config import get_current_context_name
 from docker.types.daemon import CancellableStream
 
 from muster import dockerd
@@ -44,6 +45,7 @@ from muster.progress import Progress
 LABEL_RUN = "io.muster.run"
 LABEL_OWNER = "io.muster.owner"
 
+DEFAULT_SOCKET = Path("/var/run/docker.sock")
 CONNECT_LIMIT_S = 15
 ANSWER_LIMIT_S = 300
 START_LIMIT_S = 60.0
@@ -174,9 +176,12 @@ class Container:
 
     def ending(self, during: str) -> str:
         """How it ended, in words: "exit code 1", "out of memory"; EngineLost if nobody knows."""
-        with _answers(during):
-            exit_code = int(self._container.wait(timeout=CONNECT_LIMIT_S)["StatusCode"])
-            self._container.reload()
+        try:
+            with _answers(during):
+                exit_code = int(self._container.wait(timeout=CONNECT_LIMIT_S)["StatusCode"])
+                self._container.reload()
+        except docker.errors.NotFound:
+            return "removed by somebody else"
         if self._container.attrs["State"].get("OOMKilled"):
             return f"out of memory, exit code {exit_code}"
         return f"exit code {exit_code}"
@@ -271,15 +276,19 @@ class Engine:
     def sweep(self) -> int:
         """Remove containers of Muster's commands on this host that are gone; how many."""
         with _answers("a sweep"):
-            mine = self._client.containers.list(all=True, filters={"label": LABEL_OWNER})
+            mine = self._containers(LABEL_OWNER)
         stale = [container for container in mine if _is_gone(container.labels[LABEL_OWNER])]
         for container in stale:
             self.remove_run(container.labels[LABEL_RUN])
         return len(stale)
 
+    def _containers(self, label: str) -> list[docker.models.containers.Container]:
+        # another may remove one while the SDK looks at them one by one
+        return self._client.containers.list(all=True, filters={"label": label}, ignore_removed=True)
+
     def _remove(self, label: str) -> None:
         with _answers("the clean-up"):
-            for container in self._client.containers.list(all=True, filters={"label": label}):
+            for container in self._containers(label):
                 with contextlib.suppress(docker.errors.NotFound, docker.errors.APIError):
                     container.remove(force=True, v=True)
 
@@ -294,11 +303,7 @@ def connect() -> Engine:
         try:
             return Engine(_client(address), address)
         except (docker.errors.DockerException, EngineLost) as error:
-            if (
-                address.socket
-                and address.socket.exists()
-                and not os.access(address.socket, os.W_OK)
-            ):
+            if address.socket and _is_denied(address.socket):
                 raise EngineRefusesUser(str(address)) from error
             tried.append(f"{address} {_plain(error)}")
     raise NoEngine(tried, "start Docker, or name another Engine in DOCKER_HOST")
@@ -312,8 +317,8 @@ def ensure(confirm: Callable[[str], bool], progress: Progress) -> Engine:
     try:
         return connect()
     except NoEngine as error:
-        if not all(address.socket for address in _addresses()):
-            raise  # the user named another Engine: none that is started here would be used
+        if not any(address.socket == DEFAULT_SOCKET for address in _addresses()):
+            raise  # the user named another Engine: one that is started here would not be used
         if why := dockerd.forbidden():
             remedy = "install docker.io (Debian, Ubuntu) or Docker's own packages, and start it"
             raise NoEngine([error.what, why], f"{remedy}; or run this as root") from None
@@ -351,14 +356,29 @@ def _addresses() -> list[Address]:
     """Where to look, in the docker client's own order; the first that is named is the only one."""
     if host := os.environ.get("DOCKER_HOST"):
         return [Address("DOCKER_HOST", url=host)]
-    name = os.environ.get("DOCKER_CONTEXT") or ContextAPI.get_current_context().Name
+    name = os.environ.get("DOCKER_CONTEXT") or str(get_current_context_name())
     if name != "default":
         return [Address("docker context", context=name)]
-    sockets = [Path("/var/run/docker.sock"), Path.home() / ".docker/run/docker.sock"]
+    sockets = [DEFAULT_SOCKET, Path.home() / ".docker/run/docker.sock"]
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         sockets.insert(1, Path(runtime) / "docker.sock")
-    present = [path for path in sockets if path.exists()] or sockets[:1]
+    present = [path for path in sockets if _is_there(path)] or sockets[:1]
     return [Address("default socket", url=f"unix://{path}") for path in present]
+
+
+def _is_there(path: Path) -> bool:
+    """Whether the socket `path` exists, or this user may not even know."""
+    try:
+        path.stat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _is_denied(path: Path) -> bool:
+    return _is_there(path) and not os.access(path, os.W_OK)
 
 
 def _client(address: Address) -> docker.DockerClient:

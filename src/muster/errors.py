@@ -126,6 +126,14 @@ class CannotWrite(WrongInput):
         super().__init__(f"cannot write {path}: {why}", "give a path in a folder you can write to")
 
 
+class ShmSizeWithoutContainer(WrongInput):
+    def __init__(self) -> None:
+        super().__init__(
+            "--shm-size with --here: there is no container to give it to",
+            "leave one of them out; this machine's own /dev/shm is what --here checks",
+        )
+
+
 class WrongPython(WrongInput):
     def __init__(self, python: str, missing: Sequence[str]) -> None:
         super().__init__(

@@ -51,7 +51,9 @@ class Base:
     @property
     def ref(self) -> str:
         """The reference to pull, without the tag: the digest alone decides."""
-        return f"{self.image.partition(':')[0]}@{self.digest}"
+        # a colon before the last slash is a registry's port
+        folder, slash, name = self.image.rpartition("/")
+        return f"{folder}{slash}{name.partition(':')[0]}@{self.digest}"
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,12 @@ def read_lock(pins: Pins, variant: Variant) -> tuple[Wheel, ...]:
     if not path.is_file():
         buildable = [row.name for row in pins.variants.values() if row.lock_path.is_file()]
         raise VariantWithoutLock(variant.name, path, buildable)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise LockBroken(path, 1, f"not a text: {error}") from None
     wheels: dict[str, Wheel] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
             continue
         match = _LOCK_LINE.fullmatch(line.strip())

@@ -63,7 +63,9 @@ def run(
                 lines.append(line)
                 if on_line is not None:
                     on_line(line)
-        except TimeoutError:
+            # it may go on with its output closed
+            child.wait(None if limit_s is None else max(0.0, started + limit_s - time.monotonic()))
+        except (TimeoutError, subprocess.TimeoutExpired):
             timed_out = True
             end(child)
         returncode = child.wait()
@@ -115,6 +117,9 @@ def spawn(argv: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
 def end(child: subprocess.Popen[bytes]) -> None:
     """End `child` and all that it started: SIGTERM, then SIGKILL after TERM_GRACE_S seconds."""
     if child.poll() is not None:
+        # its group has its number for as long as one that it started lives there
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
         return
     # torchrun gives each rank a session of its own, so the process group is not enough
     family = [child.pid, *_descendants(child.pid)]

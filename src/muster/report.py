@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from muster import image, size
 from muster.errors import CannotWrite
 from muster.finding import Finding, Severity, Verdict
 from muster.smoke import Outcome, Result, Step
+
+# https://www.w3.org/TR/xml/#charsets
+_NOT_XML = re.compile("[^\\t\\n\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
 
 _STYLES = {
     Outcome.PASSED: "green",
@@ -44,7 +48,7 @@ def smoke(result: Result) -> RenderableType:
     table.add_column("measure")
     for step in result.steps:
         outcome = Text(step.outcome, _STYLES[step.outcome])
-        table.add_row(step.name, outcome, f"{step.seconds:.1f}", Text(step.measure))
+        table.add_row(Text(step.name), outcome, f"{step.seconds:.1f}", Text(step.measure))
     findings = [_finding(each) for each in result.findings]
     verdict = Text(result.verdict, _STYLES[result.verdict])
     return Group(Text(), table, Text(), *findings, verdict)
@@ -64,18 +68,18 @@ def _finding(finding: Finding) -> RenderableType:
 
 def junit(result: Result) -> bytes:
     """The steps as JUnit XML, the dialect that pytest writes and CI systems read."""
-    failed = sum(step.outcome is Outcome.FAILED for step in result.steps)
-    skipped = sum(step.outcome is Outcome.NOT_APPLICABLE for step in result.steps)
-    suite = ET.Element(
-        "testsuite",
-        name="muster smoke",
-        tests=str(len(result.steps)),
-        failures=str(failed),
-        skipped=str(skipped),
-        time=f"{result.seconds:.3f}",
-    )
+    suite = ET.Element("testsuite", name="muster smoke", time=f"{result.seconds:.3f}")
     for step in result.steps:
         suite.append(_testcase(step))
+    # what the run itself found, a refused GPU for one, is no step's: it gets a case of its own
+    of_steps = {each for step in result.steps for each in step.findings}
+    for each in result.findings:
+        if each.severity is Severity.ERROR and each not in of_steps:
+            case = ET.SubElement(suite, "testcase", classname="smoke", name=each.where)
+            ET.SubElement(case, "failure", message=_xml(each.what)).text = _xml(_plain(each))
+    suite.set("tests", str(len(suite)))
+    suite.set("failures", str(len(suite.findall("testcase/failure"))))
+    suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
     root = ET.Element("testsuites")
     root.append(suite)
     xml: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
@@ -101,7 +105,7 @@ def _plain(finding: Finding) -> str:
 
 def _xml(text: str) -> str:
     """`text` without the characters that no XML may hold, as terminals' colours are made of."""
-    return "".join(c if c in "\t\n" or " " <= c <= "\ud7ff" or c >= "\ue000" else "�" for c in text)
+    return _NOT_XML.sub("\ufffd", text)
 
 
 def check_writable(path: Path) -> None:
@@ -119,7 +123,10 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write the whole file or none of it."""
+    """Write the whole file or none of it; a device, such as /dev/stdout, as it comes."""
+    if path.is_char_device() or path.is_fifo():
+        path.write_bytes(content)
+        return
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.write_bytes(content)

@@ -1,6 +1,7 @@
 """Sizes in bytes, read and written the way Docker does: binary units, 1k = 1024."""
 
 import re
+from decimal import Decimal
 
 from muster.errors import NotASize
 
@@ -11,8 +12,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([bkmgt]?)(?:i?b)?", re.IGNORECASE | re.A
 def parse(text: str) -> int:
     """Bytes in `text` ("64m" is 67108864); NotASize when it is none or is 0."""
     match = _SIZE.fullmatch(text.strip())
-    size = int(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
-    if size <= 0:
+    size = int(Decimal(match[1]) * _UNITS[match[2].lower()]) if match else 0
+    if not 0 < size < 2**63:
         raise NotASize(text)
     return size
 

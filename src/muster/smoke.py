@@ -3,8 +3,9 @@
 import contextlib
 import json
 import os
+import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +17,7 @@ from muster.errors import (
     ImageNotBuilt,
     MoreProcessesThanGpus,
     NotAPython,
+    ShmSizeWithoutContainer,
     SuiteDidNotReport,
     WrongPython,
 )
@@ -27,6 +29,7 @@ from muster.topology import Topology, positive
 
 SCHEMA = 1
 DEFAULT_NPROC_PER_NODE = 2
+SHM_FLAG = "--shm-size"
 # a backstop inside the container; every step has its own, shorter limit
 SUITE_LIMIT_S = 3600
 # pytest captures the descriptors 1 and 2 of the steps: the report log goes out by another
@@ -93,7 +96,7 @@ def settings(pinned: Pins, variant: Variant, node: Node, wish: Wish) -> Settings
     place = _topology(nproc_per_node, node, variant)
     if wish.shm_size is None:
         return Settings(place, pinned.shm_bytes, "docker/pins.toml", step_timeout_s)
-    return Settings(place, size.parse(wish.shm_size), "--shm-size", step_timeout_s)
+    return Settings(place, size.parse(wish.shm_size), SHM_FLAG, step_timeout_s)
 
 
 def _number(flag: str, text: str | None) -> int | None:
@@ -129,7 +132,8 @@ def in_container(
         container, spec = _start(stack, engine, spec, findings)
         flags = _flags(spec, settings)
         progress.say(f"{image.ref} with {', '.join(f'{k}: {v}' for k, v in flags.items())}")
-        log.read(container.lines())
+        for line in container.lines():
+            log.read_line(line)
         ending = container.ending("the smoke suite")
         errors = list(container.stderr)
     run = {"image": image.ref, "id": image.id, "engine": engine.version, **flags}
@@ -151,8 +155,7 @@ def _spec(variant: Variant, node: Node, settings: Settings) -> ContainerSpec:
         image=variant.image_ref,
         command=(
             *("timeout", "--kill-after=10", str(SUITE_LIMIT_S)),
-            # the shell gives pytest a descriptor that its capture does not touch
-            *("sh", "-c", f'exec "$@" {_REPORT_FD}>&1', "sh", *suite),
+            *_reporting(suite),
         ),
         shm_bytes=settings.shm_bytes,
         asks=frozenset(asks),
@@ -221,20 +224,19 @@ def _flags(spec: ContainerSpec, settings: Settings) -> dict[str, str]:
 def here(root: Path, python: str, node: Node, settings: Settings, progress: Progress) -> Result:
     """Run the same suite under the interpreter `python` of this machine."""
     started = time.monotonic()
+    if settings.shm_named_by == SHM_FLAG:
+        raise ShmSizeWithoutContainer
     _check_python(python)
     log = _Log(progress)
-    suite = _pytest(python, root, "tests/smoke", replace(settings, shm_bytes=0), node.infiniband)
-    reader, writer = os.pipe()
+    suite = _pytest(python, root, "tests/smoke", settings, node.infiniband)
     environment = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    # the shell moves the pipe's end to the descriptor that the suite writes to
-    argv = ["sh", "-c", f'exec "$@" {_REPORT_FD}>&{writer}', "sh", *suite]
-    with process.start(argv, env=environment, pass_fds=[writer]) as child:
-        os.close(writer)
-        with os.fdopen(reader, errors="replace") as lines:
-            log.read(line.rstrip("\n") for line in lines)
-        errors = child.communicate()[0].decode(errors="replace").splitlines()[-40:]
+    # torchrun leaves a folder of logs behind in TMPDIR at every start
+    with tempfile.TemporaryDirectory(prefix="muster-smoke-") as folder:
+        environment["TMPDIR"] = folder
+        done = process.run(_reporting(suite), env=environment, on_line=log.read_line)
+    errors = [line for line in done.last_lines(40) if not line.startswith("{")]
     run = {"python": python, "nproc_per_node": str(settings.topology.nproc_per_node)}
-    return _result(log, f"exit code {child.returncode}", errors, [], run, started)
+    return _result(log, done.ending, errors, [], run, started)
 
 
 def _check_python(python: str) -> None:
@@ -261,14 +263,18 @@ def _pytest(python: str, root: Path, suite: str, settings: Settings, infiniband:
         *(python, "-m", "pytest", str(root / suite), "-p", "no:terminal"),
         *("--report-log", f"/dev/fd/{_REPORT_FD}", "--train", str(root / "train")),
         *("--nproc-per-node", str(settings.topology.nproc_per_node)),
+        *("--shm-bytes", str(settings.shm_bytes)),
     ]
-    if settings.shm_bytes:
-        argv += ["--shm-bytes", str(settings.shm_bytes)]
     if infiniband:
         argv += ["--infiniband"]
     if settings.step_timeout_s is not None:
         argv += ["--step-timeout", str(settings.step_timeout_s)]
     return argv
+
+
+def _reporting(suite: Sequence[str]) -> list[str]:
+    """`suite` with its report log on standard output, by a descriptor that no capture touches."""
+    return ["sh", "-c", f'exec "$@" {_REPORT_FD}>&1', "sh", *suite]
 
 
 @dataclass
@@ -278,18 +284,32 @@ class _Log:
     progress: Progress
     steps: list[Step] = field(default_factory=list)
     running: str | None = None
-    finished: bool = False
+    # https://docs.pytest.org/en/stable/reference/exit-codes.html
+    exit_status: int | None = None
+    complaints: list[str] = field(default_factory=list)
 
-    def read(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                self._read(json.loads(line))
+    @property
+    def is_whole(self) -> bool:
+        """Whether every step ran to its end, passed or failed."""
+        return self.exit_status in (0, 1)
 
-    def _read(self, entry: dict[str, Any]) -> None:
-        if entry.get("$report_type") == "SessionFinish":
-            self.finished = True
-        if entry.get("$report_type") != "TestReport":
+    def read_line(self, line: str) -> None:
+        """One line of the suite's output; what is not the report log's is passed over."""
+        with contextlib.suppress(ValueError):
+            self._read(json.loads(line))
+
+    def _read(self, entry: object) -> None:
+        if not isinstance(entry, dict):
             return
+        kind = entry.get("$report_type")
+        if kind == "SessionFinish":
+            self.exit_status = entry["exitstatus"]
+        if kind == "CollectReport" and entry["outcome"] == "failed":
+            self.complaints += str(entry["longrepr"]).splitlines()
+        if kind == "TestReport":
+            self._read_step(entry)
+
+    def _read_step(self, entry: dict[str, Any]) -> None:
         name = entry["nodeid"].rpartition("::test_")[2]
         if entry["when"] == "setup" and entry["outcome"] == "passed":
             self.running = name
@@ -350,9 +370,9 @@ def _result(
     run: dict[str, Any],
     started: float,
 ) -> Result:
-    if not log.finished:
+    if not log.is_whole:
         if not log.steps and log.running is None:
-            raise SuiteDidNotReport(ending, errors[-10:])
+            raise SuiteDidNotReport(ending, [*errors, *log.complaints][-10:])
         findings.append(_broken_off(log, ending, errors))
     findings += [each for step in log.steps for each in step.findings]
     return Result(
@@ -368,9 +388,9 @@ def _broken_off(log: _Log, ending: str, errors: list[str]) -> Finding:
     where = log.running or "between two steps"
     return Finding(
         severity=Severity.ERROR,
-        what=f"the suite was ended from outside during {where} ({ending})",
+        what=f"the suite broke off during {where} ({ending})",
         where=where,
         evidence="\n".join(errors[-5:]) or ending,
-        cause="the kernel ended it when memory ran out, or somebody stopped the container",
+        cause="it was ended from outside: by the kernel when memory ran out, or by somebody",
         remedy="look at the node's memory (dmesg), then run the suite again",
     )

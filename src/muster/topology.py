@@ -19,6 +19,6 @@ class Topology:
 
 def positive(flag: str, text: str) -> int:
     """The whole number above 0 that `text` spells, or NotANumber naming `flag`."""
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
         raise NotANumber(flag, text)
     return int(text)

@@ -167,7 +167,7 @@ def test_a_container_that_is_killed_keeps_the_steps_before(
     result = json.loads(report.read_text())
     assert list(outcomes(result)) == STEPS[:5]
     what = result["findings"][-1]["what"]
-    assert what == "the suite was ended from outside during all_reduce (exit code 137)"
+    assert what == "the suite broke off during all_reduce (exit code 137)"
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -32,7 +32,7 @@ class StepFailed(Exception):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nproc-per-node", type=int, required=True, help="ranks to start")
-    parser.addoption("--shm-bytes", type=int, help="the size that /dev/shm must have, if known")
+    parser.addoption("--shm-bytes", type=int, help="the size that /dev/shm must have")
     parser.addoption("--infiniband", action="store_true", help="verbs devices were passed")
     parser.addoption("--train", type=Path, required=True, help="the folder train/")
     parser.addoption("--step-timeout", type=float, help="seconds for every step, not its own limit")
