@@ -42,7 +42,10 @@ class Checkout:
         """Every file of the context but wheels, lock and facts: its name there, its path here."""
         files = {name: self.docker / name for name in ("Dockerfile", "entrypoint.sh")}
         files |= {f"muster/{name}": self.root / "src/muster" / name for name in LIBRARY}
-        files |= {f"smoke/{path.name}": path for path in (self.root / "tests/smoke").glob("*.py")}
+        suite = self.root / "tests/smoke"
+        files |= {
+            f"smoke/{path.name}": path for path in [*suite.glob("*.py"), suite / "pytest.ini"]
+        }
         files |= {f"train/{path.name}": path for path in (self.root / "train").glob("*.py")}
         return files
 

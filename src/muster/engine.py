@@ -50,6 +50,8 @@ CONNECT_LIMIT_S = 15
 ANSWER_LIMIT_S = 300
 START_LIMIT_S = 60.0
 
+# an errno's words, printed by str() or by repr()
+_ERRNO = re.compile(r"\[Errno -?\d+\] ([\w ]+)|Error\(\d+, '([^']+)'\)")
 _LOST = (
     requests.exceptions.ConnectionError,
     requests.exceptions.ReadTimeout,
@@ -447,8 +449,8 @@ def _first_line(error: docker.errors.APIError) -> str:
 
 def _plain(error: BaseException) -> str:
     """The innermost reason, without the wrappers' class names around it."""
-    reasons = re.findall(r"(?:Error|Errno)[^']*'([^']+)'", str(error))
-    return str(reasons[-1] if reasons else error)
+    reasons = _ERRNO.findall(str(error))
+    return "".join(reasons[-1]) if reasons else str(error)
 
 
 def _create_options(spec: ContainerSpec) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import Version
 
 from muster import process
 from muster.errors import (
@@ -48,9 +49,12 @@ class Target:
 
     def takes(self, wheel_file: Path) -> bool:
         """Whether a wheel of that name installs there, its platform apart."""
-        own = "cp" + self.python.replace(".", "")
+        digits = self.python.replace(".", "")
         tags = parse_wheel_filename(wheel_file.name)[3]
-        return any(tag.interpreter in (own, "py3") or tag.abi == "abi3" for tag in tags)
+        return any(
+            tag.interpreter in (f"cp{digits}", f"py{digits}", "py3") or tag.abi == "abi3"
+            for tag in tags
+        )
 
     @property
     def pip_flags(self) -> list[str]:
@@ -86,7 +90,7 @@ class Wheelhouse:
 
     def find(self, wheels: Sequence[Wheel], target: Target) -> dict[Wheel, Path]:
         """Those of `wheels` that lie here; WheelHashDiffers names one that is another file."""
-        releases = {(wheel.name, wheel.version): wheel for wheel in wheels}
+        releases = {(wheel.name, Version(wheel.version)): wheel for wheel in wheels}
         stamps = _Stamps(self.folder / ".sha256.json")
         found: dict[Wheel, Path] = {}
         others: dict[Wheel, tuple[Path, str]] = {}
@@ -180,10 +184,10 @@ def _disk_full_named(folder: Path) -> Iterator[None]:
         raise DiskFull("the wheelhouse's", str(error)) from error
 
 
-def _release(path: Path) -> tuple[str, str] | None:
+def _release(path: Path) -> tuple[str, Version] | None:
     """Name and version that a wheel's file name spells; None for what is no wheel's name."""
     try:
         name, version, _, _ = parse_wheel_filename(path.name)
     except InvalidWheelFilename:
         return None
-    return name, str(version)
+    return name, version
