@@ -1,0 +1,38 @@
+"""The README's commands are run, and the commands that its table names exist."""
+
+import re
+import subprocess
+
+import pytest
+from harness import ROOT
+
+README = (ROOT / "README.md").read_text()
+# blocks that are indented by four spaces, a backslash joins a line to the next
+COMMANDS = [
+    " ".join(block.replace("\\\n", " ").split())
+    for block in re.findall(r"(?:^    .*\n)+", README, re.MULTILINE)
+]
+
+
+def test_the_readme_shows_these_commands() -> None:
+    shown = [command.split()[0] for command in COMMANDS]
+    assert shown == ["./invokew", "./invokew", "docker"]
+    # the second is this very run
+    assert COMMANDS[1] == "./invokew test"
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("command", [COMMANDS[0], COMMANDS[2]])
+def test_a_command_of_the_readme_works(command: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_command_of_the_table_exists() -> None:
+    named = set(re.findall(r"`\./invokew (\w+)", README))
+    listed = subprocess.run(
+        ["./invokew", "--list"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert named <= set(re.findall(r"^  (\w+)", listed.stdout, re.MULTILINE))
