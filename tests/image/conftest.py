@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import docker
 import pytest
-from harness import ROOT, Recorder, left_on, yes
+from tests.image.harness import ROOT, Recorder, left_on, yes
 
 from muster import context, image, pins
 from muster import engine as engines

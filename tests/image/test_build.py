@@ -10,7 +10,7 @@ from pathlib import Path
 
 import docker
 import pytest
-from harness import ROOT, Muster, Recorder, run, wait_until, yes
+from tests.image.harness import ROOT, Muster, Recorder, run, wait_until, yes
 
 from muster import cache, context, image, pins
 from muster.engine import Engine, Image

@@ -16,7 +16,7 @@ from pathlib import Path
 import docker
 import psutil
 import pytest
-from harness import ROOT, Muster, Recorder, run, wait_until
+from tests.image.harness import ROOT, Muster, Recorder, run, wait_until
 
 from muster import dockerd
 from muster.engine import Engine

@@ -4,7 +4,7 @@ import re
 import subprocess
 
 import pytest
-from harness import ROOT
+from tests.image.harness import ROOT
 
 README = (ROOT / "README.md").read_text()
 # blocks that are indented by four spaces, a backslash joins a line to the next

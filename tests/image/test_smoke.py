@@ -8,7 +8,7 @@ from typing import Any
 
 import docker
 import pytest
-from harness import Muster, left_on, run, wait_until
+from tests.image.harness import Muster, left_on, run, wait_until
 
 from muster.engine import Ask, AskRefused, ContainerSpec, Engine
 

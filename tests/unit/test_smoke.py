@@ -1,0 +1,363 @@
+"""The suite's settings, and its report log read into a verdict.
+
+The log is that of a real pytest: steps written for the test, with the suite's own conftest.py, run
+by --here. torch is not needed; an empty module of its name lets the interpreter pass.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.unit.conftest import ROOT, Recorder, runs, wait_until
+
+from muster import pins, smoke
+from muster.errors import (
+    MoreProcessesThanGpus,
+    MusterError,
+    NotANumber,
+    NotAPython,
+    NotASize,
+    ShmSizeWithoutContainer,
+    SuiteDidNotReport,
+    WrongPython,
+)
+from muster.finding import Severity, Verdict
+from muster.node import Node
+from muster.pins import Pins
+from muster.smoke import Outcome, Result, Settings, Wish
+from muster.topology import Topology
+
+CPU = Node(gpus=0, infiniband=False)
+SETTINGS = Settings(Topology(1, 2), 2**30, "docker/pins.toml", None)
+
+# ---- what the user wishes -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pinned() -> Pins:
+    return pins.read(ROOT / "docker")
+
+
+def settings(pinned: Pins, wish: Wish, gpus: int = 0, variant: str = "cu13") -> Settings:
+    return smoke.settings(pinned, pinned.variant(variant), Node(gpus, infiniband=False), wish)
+
+
+def test_without_a_wish_the_pins_decide(pinned: Pins) -> None:
+    assert settings(pinned, Wish()) == SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("variant", "gpus", "wish", "nproc_per_node"),
+    [
+        ("cu13", 8, None, 8),
+        ("cu13", 8, "3", 3),
+        ("cu13", 8, "8", 8),
+        ("cu13", 0, None, 2),
+        ("cu13", 0, "5", 5),
+        ("cpu", 8, None, 2),
+        ("cpu", 1, "5", 5),
+    ],
+)
+def test_ranks_are_one_a_gpu_and_two_without(
+    pinned: Pins, variant: str, gpus: int, wish: str | None, nproc_per_node: int
+) -> None:
+    found = settings(pinned, Wish(nproc_per_node=wish), gpus, variant)
+    assert found.topology == Topology(1, nproc_per_node)
+
+
+def test_a_wish_for_shm_and_time_is_kept_and_named(pinned: Pins) -> None:
+    found = settings(pinned, Wish(shm_size="64m", step_timeout="7"))
+    assert (found.shm_bytes, found.shm_named_by, found.step_timeout_s) == (2**26, "--shm-size", 7)
+
+
+@pytest.mark.parametrize(
+    ("wish", "error", "says"),
+    [
+        (Wish(nproc_per_node="0"), NotANumber, "--nproc-per-node '0'"),
+        (Wish(nproc_per_node="-1"), NotANumber, "--nproc-per-node '-1'"),
+        (Wish(nproc_per_node="two"), NotANumber, "--nproc-per-node 'two'"),
+        (Wish(nproc_per_node=""), NotANumber, "--nproc-per-node ''"),
+        (Wish(nproc_per_node="5"), MoreProcessesThanGpus, "--nproc-per-node 5 .* 4 GPUs"),
+        (Wish(step_timeout="0.5"), NotANumber, "--step-timeout '0.5'"),
+        (Wish(shm_size="banana"), NotASize, "'banana'"),
+        (Wish(shm_size="0"), NotASize, "'0'"),
+    ],
+)
+def test_a_wrong_wish_is_refused_with_its_flag(
+    pinned: Pins, wish: Wish, error: type[MusterError], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        settings(pinned, wish, gpus=4)
+
+
+# ---- the report log -----------------------------------------------------------------------------
+
+Suite = Callable[..., Result]
+
+
+@pytest.fixture
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progress: Recorder) -> Suite:
+    """Runs a step file as the smoke suite of a checkout of its own."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "train").mkdir()
+    (tmp_path / "src").symlink_to(ROOT / "src")
+    (tmp_path / "stand-in").mkdir()
+    (tmp_path / "stand-in/torch.py").touch()
+    shutil.copytree(
+        ROOT / "tests/smoke",
+        tmp_path / "tests/smoke",
+        ignore=shutil.ignore_patterns("test_*.py", "__pycache__"),
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "stand-in"))
+
+    def run(steps: str, chosen: Settings = SETTINGS, node: Node = CPU) -> Result:
+        (tmp_path / "tests/smoke/test_steps.py").write_text(steps)
+        return smoke.here(tmp_path, sys.executable, node, chosen, progress)
+
+    return run
+
+
+STEPS = """
+import os, sys, time
+import pytest
+
+def test_good(step):
+    os.write(1, b"to descriptor 1\\n")
+    print("to stderr", file=sys.stderr)
+    step.measure("3 [of] 3")
+
+@pytest.mark.limit(7)
+def test_warned(step):
+    step.warn(what="low", evidence="e", cause="c", remedy="r")
+
+def test_elsewhere(step):
+    pytest.skip("no InfiniBand here")
+"""
+
+FAILING = """
+def test_foreseen(step):
+    step.fail(what="too small", evidence="e", cause="c", remedy="r")
+
+def test_unforeseen(step):
+    raise ValueError("first line\\nsecond line")
+"""
+
+
+def test_steps_become_outcomes_measures_and_warnings(suite: Suite, progress: Recorder) -> None:
+    result = suite(STEPS)
+    assert result.verdict is Verdict.READY
+    good, warned, elsewhere = result.steps
+    assert [step.name for step in result.steps] == ["good", "warned", "elsewhere"]
+    assert (good.outcome, good.measure, good.findings) == (Outcome.PASSED, "3 [of] 3", ())
+    assert "to descriptor 1" in good.output
+    assert "to stderr" in good.output
+    assert (good.limit_s, warned.limit_s) == (30, 7)
+    assert 0 <= good.seconds <= result.seconds
+    assert (elsewhere.outcome, elsewhere.measure) == (
+        Outcome.NOT_APPLICABLE,
+        "no InfiniBand here",
+    )
+    (low,) = result.findings
+    assert warned.findings == (low,)
+    assert (warned.outcome, low.severity, low.where) == (Outcome.PASSED, Severity.WARNING, "warned")
+    assert progress.details[:2] == ["step good", "step warned"]
+    assert progress.said[0].startswith("good: passed, ")
+    assert result.run == {"python": sys.executable, "nproc_per_node": "2"}
+
+
+def test_failures_make_it_not_ready_each_with_its_finding(suite: Suite) -> None:
+    result = suite(FAILING)
+    assert result.verdict is Verdict.NOT_READY
+    assert [step.outcome for step in result.steps] == [Outcome.FAILED, Outcome.FAILED]
+    foreseen, unforeseen = result.findings
+    assert (foreseen.what, foreseen.where) == ("too small", "foreseen")
+    assert unforeseen.what == "the step unforeseen itself broke off: ValueError: first line"
+    assert "second line" in unforeseen.evidence
+    assert {foreseen.severity, unforeseen.severity} == {Severity.ERROR}
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        "import pytest\n@pytest.fixture\ndef a(): 1 / 0\ndef test_a(step, a): ...",
+        "import pytest\n@pytest.fixture\ndef a():\n    yield\n    1 / 0\ndef test_a(step, a): ...",
+        "import pytest\ndef test_a(step): pytest.exit('enough')",
+    ],
+    ids=["in a fixture", "after a step", "by an exit"],
+)
+def test_a_suite_that_breaks_is_never_ready(suite: Suite, steps: str) -> None:
+    assert suite(steps).verdict is Verdict.NOT_READY
+
+
+@pytest.mark.parametrize(
+    ("steps", "says"),
+    [("import no_such_library\ndef test_a(step): ...", "no_such_library"), ("", "exit code 5")],
+    ids=["that cannot be imported", "without any step"],
+)
+def test_a_suite_gives_no_verdict(suite: Suite, steps: str, says: str) -> None:
+    with pytest.raises(SuiteDidNotReport, match=says):
+        suite(steps)
+
+
+@pytest.mark.parametrize(
+    ("steps", "where"),
+    [
+        ("def test_good(step): ...\ndef test_bad(step): kill()", "bad"),
+        (
+            "@pytest.fixture\ndef a():\n    yield\n    kill()\ndef test_good(step, a): ...",
+            "between",
+        ),
+    ],
+)
+def test_a_suite_that_is_killed_says_in_which_step(suite: Suite, steps: str, where: str) -> None:
+    result = suite(f"import os, pytest\ndef kill(): os.kill(os.getpid(), 9)\n{steps}")
+    assert result.verdict is Verdict.NOT_READY
+    assert [step.name for step in result.steps] == ["good"]
+    (finding,) = result.findings
+    assert finding.where.startswith(where)
+    assert f"broke off during {finding.where} (" in finding.what
+    assert "report_type" not in finding.evidence
+
+
+def test_a_suite_that_cannot_start_says_its_last_words(suite: Suite, tmp_path: Path) -> None:
+    (tmp_path / "tests/smoke/conftest.py").write_text("raise RuntimeError('no such thing')")
+    with pytest.raises(SuiteDidNotReport, match=r"(?s)exit code 4.*no such thing"):
+        suite(STEPS)
+
+
+def test_the_settings_reach_the_suite(suite: Suite) -> None:
+    shown = """
+def test_shown(request, step):
+    step.measure(" ".join(str(request.config.getoption(name)) for name in
+        ("--nproc-per-node", "--step-timeout", "--infiniband", "--shm-bytes", "--train")))
+"""
+    chosen = Settings(Topology(1, 5), 2**30, "docker/pins.toml", 9)
+    (step,) = suite(shown, chosen, Node(gpus=0, infiniband=True)).steps
+    ranks, limit, infiniband, shm, train = step.measure.split()
+    assert (ranks, limit, infiniband, shm) == ("5", "9.0", "True", str(2**30))
+    assert train.endswith("/train")
+    assert step.limit_s == 9
+
+
+def test_a_step_that_hangs_is_ended_and_the_next_one_runs(suite: Suite) -> None:
+    hangs = """
+def test_hangs(step):
+    done = step.run(["sh", "-c", "echo begun; exec sleep 60"])
+    assert done.timed_out
+    step.measure(done.output)
+
+def test_next(step): ...
+"""
+    result = suite(hangs, Settings(Topology(1, 2), 2**30, "", 1))
+    assert [(step.name, step.measure) for step in result.steps] == [
+        ("hangs", "begun"),
+        ("next", ""),
+    ]
+    assert 1 <= result.steps[0].seconds < 5
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """As many open files as a program that starts Muster may hold."""
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
+    yield
+    for each in held:
+        os.close(each)
+
+
+@pytest.mark.usefixtures("many_descriptors")
+def test_the_report_comes_through_whatever_else_is_open(suite: Suite) -> None:
+    assert len(suite(STEPS).steps) == 3
+
+
+@pytest.mark.timeout(10)
+def test_a_suite_that_says_much_at_its_end_does_not_hang(suite: Suite) -> None:
+    result = suite("""
+import atexit, os
+def test_good(step):
+    atexit.register(os.write, 2, b"x" * 200_000)
+""")
+    assert result.verdict is Verdict.READY
+
+
+def test_an_interruption_ends_the_suite(suite: Suite, tmp_path: Path) -> None:
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise Interrupted
+
+    def send() -> None:
+        wait_until((tmp_path / "pid").is_symlink, "the step has begun")
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        with pytest.raises(Interrupted):
+            suite(f"""
+import os, time
+def test_sleeps(step):
+    os.symlink(str(os.getpid()), {str(tmp_path / "pid")!r})
+    time.sleep(60)
+""")
+    finally:
+        sender.join()
+        signal.signal(signal.SIGALRM, before)
+    assert not runs(int((tmp_path / "pid").readlink().name))
+
+
+def test_other_words_among_the_report_are_passed_over(suite: Suite) -> None:
+    (step,) = suite(r"""
+import os
+def test_good(step):
+    os.write(3, b'NCCL WARN\n3\nnull\n"{"\n[]\n\xff\n')
+""").steps
+    assert step.outcome is Outcome.PASSED
+
+
+def test_what_the_steps_leave_in_tmpdir_is_gone(suite: Suite) -> None:
+    (step,) = suite("import tempfile\ndef test_a(step): step.measure(tempfile.mkdtemp())").steps
+    assert Path(step.measure).is_absolute()
+    assert not Path(step.measure).exists()
+
+
+def test_a_size_of_dev_shm_needs_a_container(suite: Suite) -> None:
+    with pytest.raises(ShmSizeWithoutContainer):
+        suite(STEPS, Settings(Topology(1, 2), 2**30, "--shm-size", None))
+
+
+# ---- the interpreter ----------------------------------------------------------------------------
+
+
+def test_an_interpreter_without_the_suite_s_needs_is_told_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progress: Recorder
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    needed = "torch, pytest, pytest-timeout, pytest-reportlog"
+    with pytest.raises(WrongPython, match=rf"cannot import {needed}"):
+        smoke.here(ROOT, str(bare), CPU, SETTINGS, progress)
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [(None, "No such file"), ("#!/bin/sh\nexit 3\n", "exit code 3"), ("\x7fELF", "Exec format")],
+)
+def test_what_is_no_interpreter_is_refused(
+    tmp_path: Path, progress: Recorder, script: str | None, why: str
+) -> None:
+    python = tmp_path / "python"
+    if script is not None:
+        python.write_text(script)
+        python.chmod(0o755)
+    with pytest.raises(NotAPython, match=why):
+        smoke.here(ROOT, str(python), CPU, SETTINGS, progress)
