@@ -16,24 +16,22 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent
 
 try:
-    import docker
     from invoke.context import Context
     from invoke.exceptions import Exit
     from invoke.tasks import task
     from rich.console import Console
     from rich.status import Status
 
-    from muster import context, dockerd, image, node, pins, report
+    from muster import bom, context, dockerd, image, layers, node, pins, report
     from muster import engine as engines
+    from muster import sbom as cyclonedx
     from muster import smoke as suite
+    from muster import verify as proving
     from muster.errors import DiskFull, ExitCode, MusterError
     from muster.finding import Verdict
-
-    # without the SDK, the folder docker/ of this repository is what "docker" names
-    if docker.__file__ is None:
-        raise ModuleNotFoundError("No module named 'docker'", name="docker")
 except ModuleNotFoundError as missing:
-    sys.stderr.write(f"Muster needs the package {missing.name}: run ./invokew in place of invoke\n")
+    package = str(missing.name).partition(".")[0]
+    sys.stderr.write(f"Muster needs the package {package}: run ./invokew in place of invoke\n")
     sys.exit(3)
 
 
@@ -70,6 +68,10 @@ class Terminal:
             self._status.start()
         self._status.update(line)
 
+    def detailed(self) -> "Details":
+        """The same, with milestones that need no line of their own."""
+        return Details(self)
+
     def quiet(self) -> None:
         """Take the changing line away."""
         if self._status is not None:
@@ -82,6 +84,13 @@ class Terminal:
             return True
         self.quiet()
         return self.console.input(f"{question} \\[Y/n] ").strip().lower() in ("", "y", "yes")
+
+
+class Details:
+    """Progress that leaves no lines behind."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self.say = self.detail = terminal.detail
 
 
 class Interrupted(KeyboardInterrupt):
@@ -97,7 +106,9 @@ def command() -> Iterator[Terminal]:
     """Every error becomes one message with its remedy and the exit code; never a traceback."""
     terminal = Terminal()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        # nohup has SIGHUP ignored: that stays
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     try:
         yield terminal
     except Exit:
@@ -129,7 +140,7 @@ def _unforeseen(error: Exception) -> str:
 
 # ---- the commands -------------------------------------------------------------------------------
 
-VARIANT = {"variant": "a row of docker/pins.toml (default: cpu)"}
+VARIANT = {"variant": "a row of docker/pins.toml (default: by this node's NVIDIA driver)"}
 JSON = {"json": "also write the result as JSON to this file"}
 
 
@@ -151,30 +162,88 @@ def engine(_c: Context, stop: bool = False, json: str | None = None) -> None:
 @task(
     help={
         "base": "build on this image instead of the pinned Debian",
-        "offline": "take wheels from the wheelhouse alone",
+        "offline": "take wheels and source from the cache alone",
+        "slim": "leave out triton and what only torch.compile needs",
+        "arch": "compute capabilities for nccl-tests, e.g. 90 (default: the pinned ones)",
+        "nccl-tests-source": "a git clone that has the pinned commit of nccl-tests",
+        "sbom": "also write the bill of materials as CycloneDX JSON to this file",
         **VARIANT,
         **JSON,
     }
 )
 def build(
     _c: Context,
-    variant: str = pins.DEFAULT_VARIANT,
+    variant: str | None = None,
     base: str | None = None,
     offline: bool = False,
+    slim: bool = False,
+    arch: str | None = None,
+    nccl_tests_source: str | None = None,
+    sbom: str | None = None,
     json: str | None = None,
 ) -> None:
-    """Build the pinned image of a variant. Two minutes the first time, nothing when up to date."""
+    """Build the pinned image of a variant. Minutes the first time, no time when up to date."""
     with command() as terminal:
-        path = _writable(json)
+        path, sbom_path = _writable(json), _writable(sbom)
         checkout = context.Checkout(ROOT)
-        pinned = pins.read(checkout.docker)
-        row = pinned.variant(variant)
-        request = image.Request(row, pins.read_lock(pinned, row), base, offline)
+        pinned, machine = pins.read(checkout.docker), node.look()
+        row, why = _variant(pinned, machine, variant)
+        request = image.Request(
+            row,
+            pins.read_lock(pinned, row),
+            base=base,
+            offline=offline,
+            slim=slim,
+            archs=image.archs(arch),
+            nccl_tests_source=Path(nccl_tests_source) if nccl_tests_source else None,
+            on_gpu_node=machine.gpus > 0,
+        )
         found = engines.ensure(terminal.confirm, terminal)
-        built = image.build(found, checkout, request, terminal.confirm, terminal)
+        terminal.say(f"variant {row.name} ({why})")
+        built = image.build(found, checkout, pinned, request, terminal.confirm, terminal)
         terminal.quiet()
         terminal.say(report.build(built))
         _write_json(path, built.to_dict())
+        if sbom_path is not None:
+            facts = bom.read(found.read_file(request.ref, str(bom.PATH)))
+            report.write(sbom_path, cyclonedx.cyclonedx(facts))
+        if built.built:
+            proved = proving.verify(found, pinned, row, terminal.detailed(), request.ref)
+            terminal.quiet()
+            terminal.say(report.proved(proved))
+            if proved.verdict is not Verdict.READY:
+                terminal.console.print(report.verify(proved))
+            _end(proved.verdict)
+
+
+@task(help={"slim": "the image that build --slim made", **VARIANT, **JSON})
+def verify(
+    _c: Context, variant: str | None = None, slim: bool = False, json: str | None = None
+) -> None:
+    """Prove that an image is what its pins and its lock say, on a CPU. A quarter of a minute."""
+    with command() as terminal:
+        path = _writable(json)
+        pinned = pins.read(ROOT / "docker")
+        row, _ = _variant(pinned, node.look(), variant)
+        found = engines.ensure(terminal.confirm, terminal)
+        ref = image.Request(row, (), slim=slim).ref
+        result = proving.verify(found, pinned, row, terminal, ref)
+        terminal.quiet()
+        terminal.console.print(report.verify(result))
+        _write_json(path, result.to_dict())
+        _end(result.verdict)
+
+
+@task
+def compare_images(_c: Context, left: str, right: str, times: bool = False) -> None:
+    """Compare two images layer by layer, and name the first difference. Seconds a gigabyte."""
+    with command() as terminal:
+        found = engines.ensure(terminal.confirm, terminal)
+        archives = [layers.Chunks(found.save(ref)) for ref in (left, right)]
+        comparison = layers.compare(archives[0], archives[1], ignore_times=not times)
+        terminal.say(report.comparison(comparison))
+        if not comparison.equal:
+            raise Exit(code=ExitCode.FINDINGS)
 
 
 @task(
@@ -191,7 +260,7 @@ def build(
 )
 def smoke(
     _c: Context,
-    variant: str = pins.DEFAULT_VARIANT,
+    variant: str | None = None,
     nproc_per_node: str | None = None,
     shm_size: str | None = None,
     step_timeout: str | None = None,
@@ -202,9 +271,8 @@ def smoke(
     """Run the smoke suite in the image, and say READY or NOT READY. Half a minute."""
     with command() as terminal:
         paths = _writable(json), _writable(junit)
-        pinned = pins.read(ROOT / "docker")
-        row = pinned.variant(variant)
-        machine = node.look()
+        pinned, machine = pins.read(ROOT / "docker"), node.look()
+        row, why = _variant(pinned, machine, variant)
         wish = suite.Wish(nproc_per_node, shm_size, step_timeout)
         settings = suite.settings(pinned, row, machine, wish)
         if here is not None:
@@ -212,14 +280,14 @@ def smoke(
             result = suite.here(ROOT, python, machine, settings, terminal)
         else:
             found = engines.ensure(terminal.confirm, terminal)
+            terminal.say(f"variant {row.name} ({why})")
             result = suite.in_container(found, row, machine, settings, terminal)
         terminal.quiet()
         terminal.console.print(report.smoke(result))
         _write_json(paths[0], result.to_dict())
         if paths[1] is not None:
             report.write(paths[1], report.junit(result))
-        if result.verdict is not Verdict.READY:
-            raise Exit(code=ExitCode.FINDINGS)
+        _end(result.verdict)
 
 
 @task
@@ -259,6 +327,20 @@ def _run_all(*programs: list[str]) -> None:
             failed.append(program[0])
     if failed:
         raise Exit(f"failed: {', '.join(failed)}", code=ExitCode.FINDINGS)
+
+
+def _end(verdict: Verdict) -> None:
+    """A command that found something ends with status 1."""
+    if verdict is not Verdict.READY:
+        raise Exit(code=ExitCode.FINDINGS)
+
+
+def _variant(pinned: pins.Pins, machine: node.Node, name: str | None) -> tuple[pins.Variant, str]:
+    """The variant that is named, else the one for this node's driver; and why it is that one."""
+    if name is not None:
+        return pinned.variant(name), "as asked"
+    row = pinned.for_driver(machine.driver)
+    return row, f"NVIDIA driver {machine.driver}" if machine.driver else "no NVIDIA driver here"
 
 
 def _writable(path: str | None) -> Path | None:

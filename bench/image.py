@@ -70,9 +70,9 @@ class Bench:
     def __init__(self, checkout: Path) -> None:
         self.checkout = context.Checkout(checkout)
         self.engine = engine.ensure(lambda _question: True, Quiet())
-        pinned = pins.read(self.checkout.docker)
-        self.variant: Variant = pinned.variant("cpu")
-        self.request = image.Request(self.variant, pins.read_lock(pinned, self.variant))
+        self.pins = pins.read(self.checkout.docker)
+        self.variant: Variant = self.pins.variant("cpu")
+        self.request = image.Request(self.variant, pins.read_lock(self.pins, self.variant))
         self.client = buildkit.find_client(
             self.engine.address.client_flags, self.engine.address.builder
         )
@@ -80,7 +80,7 @@ class Bench:
 
     def build(self) -> image.Result:
         return image.build(
-            self.engine, self.checkout, self.request, lambda _question: True, Quiet()
+            self.engine, self.checkout, self.pins, self.request, lambda _question: True, Quiet()
         )
 
     def freshen(self) -> None:
@@ -97,7 +97,9 @@ class Bench:
         call(
             [
                 *(*self.client.build_argv, "--quiet", "--tag", "muster-bench:plain"),
-                *("--build-arg", f"BASE={self.base_ref()}", str(self.plain_context)),
+                *("--build-arg", f"BASE={self.base_ref()}"),
+                *("--build-arg", "ACCELERATOR=cpu", "--build-arg", "NCCL_TESTS=none"),
+                str(self.plain_context),
             ],
             DOCKER_BUILDKIT="1",
         )
@@ -108,8 +110,9 @@ class Bench:
         return f"muster-base:{self.variant.base.suite}" if mmdebstrap else self.variant.base.ref
 
     def keep_context(self) -> None:
-        wheels = image.wheels(self.request, Quiet()).values()
-        with context.staged(self.checkout, self.variant, wheels, {"wheels": []}) as folder:
+        wheels = image.fetch_wheels(self.request, self.request.wheels, Quiet()).values()
+        contents = context.Contents(tuple(wheels), (), None, "")
+        with context.staged(self.checkout, self.variant, contents, {"wheels": []}) as folder:
             shutil.rmtree(self.plain_context, ignore_errors=True)
             shutil.copytree(folder, self.plain_context)
 

@@ -35,6 +35,12 @@ def complete(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def read(text: bytes) -> dict[str, Any]:
+    """The facts of a bom.json."""
+    facts: dict[str, Any] = json.loads(text)
+    return facts
+
+
 def main() -> None:
     facts = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     sys.stdout.write(json.dumps(complete(facts), indent=1) + "\n")

@@ -131,6 +131,6 @@ class _Log:
 
 def _has_own_builder(version: str) -> bool:
     try:
-        return _OWN_BUILDER[0] <= Version(version.partition("+")[0]) < _OWN_BUILDER[1]
+        return _OWN_BUILDER[0] <= Version(version) < _OWN_BUILDER[1]
     except InvalidVersion:
         return False

@@ -6,12 +6,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster import __version__, cache
+from muster import __version__, cache, nccl_tests
 from muster.pins import Variant
 from muster.progress import Progress
 
@@ -23,6 +23,7 @@ LIBRARY = (
     "finding.py",
     "launch.py",
     "process.py",
+    "proofs.py",
     "size.py",
     "topology.py",
 )
@@ -39,8 +40,11 @@ class Checkout:
         return self.root / "docker"
 
     def staged(self) -> dict[str, Path]:
-        """Every file of the context but wheels, lock and facts: its name there, its path here."""
-        files = {name: self.docker / name for name in ("Dockerfile", "entrypoint.sh")}
+        """Every file of the context that is one of this repository: its name there, its path."""
+        files = {name: self.docker / name for name in ("Dockerfile", "entrypoint.sh", "triton.sh")}
+        files["nccl-tests/nccl-tests.sh"] = self.docker / "nccl-tests.sh"
+        venv = ("venv.sh", "trim.txt", "trim-slim.txt", "strip.txt")
+        files |= {f"venv/{name}": self.docker / name for name in venv}
         files |= {f"muster/{name}": self.root / "src/muster" / name for name in LIBRARY}
         suite = self.root / "tests/smoke"
         files |= {
@@ -49,15 +53,32 @@ class Checkout:
         files |= {f"train/{path.name}": path for path in (self.root / "train").glob("*.py")}
         return files
 
+    def globs(self, name: str) -> list[str]:
+        """The globs of one of the lists in docker/, trim.txt for one."""
+        lines = (self.docker / name).read_text(encoding="utf-8").splitlines()
+        return [glob for line in lines for glob in line.partition("#")[0].split()]
 
-def fingerprint(checkout: Checkout, variant: Variant, base: str) -> str:
-    """A hash over all that goes into the image, `base` says on what: same hash, same image."""
+
+@dataclass(frozen=True)
+class Contents:
+    """What the context holds beside the repository's files, each by its path on this machine."""
+
+    wheels: tuple[Path, ...]
+    nvcc_wheels: tuple[Path, ...]
+    nccl_tests: Path | None  # a git directory
+    nccl_tests_commit: str
+
+
+def fingerprint(checkout: Checkout, variant: Variant, wishes: str) -> str:
+    """A hash over all that goes into the image, `wishes` among it: same hash, same image."""
     digest = hashlib.sha256()
     files = {**checkout.staged(), "lock.txt": variant.lock_path}
+    if variant.nvcc_lock_path.is_file():
+        files["nvcc.txt"] = variant.nvcc_lock_path
     for name, path in sorted(files.items()):
         digest.update(f"{name} {path.stat().st_mode:o}\n".encode())
         digest.update(path.read_bytes())
-    digest.update(f"{base} {__version__}".encode())
+    digest.update(f"{variant} {wishes} {__version__}".replace(str(checkout.root), "").encode())
     return digest.hexdigest()
 
 
@@ -77,7 +98,7 @@ def lock(variant: Variant, progress: Progress) -> Iterator[None]:
 
 @contextlib.contextmanager
 def staged(
-    checkout: Checkout, variant: Variant, wheels: Iterable[Path], facts: Mapping[str, Any]
+    checkout: Checkout, variant: Variant, contents: Contents, facts: Mapping[str, Any]
 ) -> Iterator[Path]:
     """The context's folder, always at the same path: BuildKit then sends only what changed."""
     folder = cache.folder() / "context" / variant.name
@@ -85,9 +106,15 @@ def staged(
     try:
         for name, path in checkout.staged().items():
             _place(path, folder / name)
-        for path in wheels:
-            _place(path, folder / "wheels" / path.name, link=True)
-        _place(variant.lock_path, folder / "lock.txt")
+        for path in contents.wheels:
+            _place(path, folder / "venv/wheels" / path.name, link=True)
+        _place(variant.lock_path, folder / "venv/lock.txt")
+        if contents.nccl_tests is not None:
+            for path in contents.nvcc_wheels:
+                _place(path, folder / "nccl-tests/wheels" / path.name, link=True)
+            _place(variant.nvcc_lock_path, folder / "nccl-tests/nvcc.txt")
+            source = folder / "nccl-tests/source"
+            nccl_tests.export(contents.nccl_tests, contents.nccl_tests_commit, source)
         (folder / "facts.json").write_text(json.dumps(facts, indent=1))
         yield folder
     finally:

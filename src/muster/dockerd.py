@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from muster import apt, process
-from muster.errors import DockerdFailed, NotOurEngine, UnknownEnginePolicy
+from muster.errors import DockerdFailed, DockerdNotStopped, NotOurEngine, UnknownEnginePolicy
 from muster.progress import Progress
 
 STATE = Path("/run/muster/dockerd.json")
@@ -67,7 +67,9 @@ def remember(daemon: subprocess.Popen[bytes]) -> None:
 def failure(daemon: subprocess.Popen[bytes]) -> DockerdFailed:
     """The error for a dockerd that ended or never answered, with its own last words."""
     lines = LOG.read_text(errors="replace").splitlines()[-3:] if LOG.exists() else []
-    return DockerdFailed(f"exit code {daemon.poll()}: {' / '.join(lines)}", LOG)
+    exit_code = daemon.poll()
+    ending = "it does not answer" if exit_code is None else f"exit code {exit_code}"
+    return DockerdFailed(f"{ending}: {' / '.join(lines)}", LOG)
 
 
 def stop(progress: Progress) -> None:
@@ -95,7 +97,10 @@ def _terminate(state: dict[str, float], progress: Progress) -> None:
         STATE.unlink(missing_ok=True)
         raise NotOurEngine(f"process {int(state['pid'])} is gone")
     progress.say(f"stopping dockerd (process {daemon.pid})")
-    daemon.terminate()
+    try:
+        daemon.terminate()
+    except psutil.AccessDenied:
+        raise DockerdNotStopped(daemon.pid) from None
     with contextlib.suppress(psutil.NoSuchProcess):
         try:
             daemon.wait(STOP_LIMIT_S)

@@ -5,11 +5,13 @@ SDK has no BuildKit, https://github.com/docker/docker-py/issues/2230.
 """
 
 import contextlib
+import io
 import os
 import re
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 import uuid
 from collections import deque
@@ -30,7 +32,7 @@ from docker.context import Context, ContextAPI
 from docker.context.config import get_current_context_name
 from docker.types.daemon import CancellableStream
 
-from muster import dockerd
+from muster import dockerd, process
 from muster.errors import (
     DigestGone,
     DiskFull,
@@ -99,6 +101,8 @@ class Image:
     size: int
     labels: Mapping[str, str]
     architecture: str
+    user: str = ""
+    entrypoint: tuple[str, ...] = ()
 
 
 class Ask(StrEnum):
@@ -136,7 +140,10 @@ class RegistryUnreachable(MachineLacks):
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerSpec:
-    """One container: what runs in it and what it asks of the Engine. `shm_bytes` is /dev/shm."""
+    """One container: what runs in it and what it asks of the Engine. `shm_bytes` is /dev/shm.
+
+    `user` and `entrypoint` are the image's own unless given.
+    """
 
     image: str
     command: tuple[str, ...]
@@ -144,6 +151,7 @@ class ContainerSpec:
     asks: frozenset[Ask] = frozenset()
     cap_add: tuple[str, ...] = ()
     user: str | None = None
+    entrypoint: tuple[str, ...] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -214,12 +222,15 @@ class Engine:
                 found = self._client.images.get(ref)
             except docker.errors.ImageNotFound:
                 return None
+        config: Mapping[str, Any] = found.attrs.get("Config") or {}
         return Image(
             ref,
             str(found.id),
             int(found.attrs["Size"]),
             found.labels or {},
             str(found.attrs["Architecture"]),
+            user=config.get("User") or "",
+            entrypoint=tuple(config.get("Entrypoint") or ()),
         )
 
     def pull(self, ref: str) -> None:
@@ -240,6 +251,26 @@ class Engine:
             self._client.api.import_image(
                 src=str(tar), repository=repository, tag=tag, changes=changes
             )
+
+    def read_file(self, ref: str, path: str) -> bytes:
+        """The file `path` of the image `ref`; EngineRefused when it has none."""
+        run_id = uuid.uuid4().hex[:12]
+        with _answers("a look into an image"), _refuses(f"to read {path} of {ref}"):
+            container = self._client.containers.create(
+                ref, labels={LABEL_RUN: run_id, LABEL_OWNER: _owner()}
+            )
+            try:
+                chunks, _ = container.get_archive(path)
+                with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
+                    member = archive.extractfile(archive.getmembers()[0])
+                    return member.read() if member else b""
+            finally:
+                container.remove(force=True)
+
+    def save(self, ref: str) -> Iterator[bytes]:
+        """The archive that `docker save` writes of the image `ref`, in chunks as they come."""
+        with _answers("the saving of an image"), _refuses(f"to save {ref}"):
+            yield from self._client.api.get_image(ref, chunk_size=2**20)
 
     def discard(self, image: Image) -> None:
         """Remove an image that a newer one took the name from, unless something still uses it."""
@@ -301,13 +332,16 @@ class Engine:
 def connect() -> Engine:
     """The Engine that DOCKER_HOST, the docker context or the default sockets name."""
     tried: list[str] = []
+    denied: list[Address] = []
     for address in _addresses():
         try:
             return Engine(_client(address), address)
         except (docker.errors.DockerException, EngineLost) as error:
             if address.socket and _is_denied(address.socket):
-                raise EngineRefusesUser(str(address)) from error
+                denied.append(address)
             tried.append(f"{address} {_plain(error)}")
+    if denied:
+        raise EngineRefusesUser(str(denied[0]))
     raise NoEngine(tried, "start Docker, or name another Engine in DOCKER_HOST")
 
 
@@ -323,7 +357,7 @@ def ensure(confirm: Callable[[str], bool], progress: Progress) -> Engine:
             raise  # the user named another Engine: one that is started here would not be used
         if why := dockerd.forbidden():
             remedy = "install docker.io (Debian, Ubuntu) or Docker's own packages, and start it"
-            raise NoEngine([error.what, why], f"{remedy}; or run this as root") from None
+            raise NoEngine([*error.tried, why], f"{remedy}; or run this as root") from None
         missing = not dockerd.is_installed()
         doing = "install docker.io and start dockerd" if missing else "start dockerd"
         if not confirm(f"No Docker Engine answers. {doing.capitalize()}?"):
@@ -338,20 +372,31 @@ def _start(progress: Progress) -> Engine:
     with contextlib.suppress(NoEngine):
         return connect()
     daemon = dockerd.start(progress)
+    try:
+        engine = _wait_for(daemon)
+    except BaseException:
+        # nobody could stop it later: it is not noted as ours
+        if daemon is not None:
+            process.end(daemon)
+        raise
+    if daemon is not None:
+        dockerd.remember(daemon)
+    return engine
+
+
+def _wait_for(daemon: subprocess.Popen[bytes] | None) -> Engine:
+    """The Engine once it answers; DockerdFailed when `daemon` ends before or takes too long."""
     deadline = time.monotonic() + START_LIMIT_S
     while True:
         try:
-            engine = connect()
+            return connect()
         except NoEngine as error:
-            if daemon is not None and daemon.poll() is not None:
+            late = time.monotonic() > deadline
+            if daemon is not None and (late or daemon.poll() is not None):
                 raise dockerd.failure(daemon) from None
-            if time.monotonic() > deadline:
-                raise (dockerd.failure(daemon) if daemon else error) from None
+            if late:
+                raise error from None
             time.sleep(0.2)
-        else:
-            if daemon is not None:
-                dockerd.remember(daemon)
-            return engine
 
 
 def _addresses() -> list[Address]:
@@ -461,6 +506,7 @@ def _create_options(spec: ContainerSpec) -> dict[str, Any]:
         "cap_add": list(spec.cap_add),
         "environment": dict(spec.environment),
         "user": spec.user,
+        "entrypoint": None if spec.entrypoint is None else list(spec.entrypoint),
         # reaps what torchrun's ranks leave, as a pod's pause process does
         "init": True,
     }

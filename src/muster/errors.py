@@ -105,6 +105,14 @@ class ImageNotBuilt(WrongInput):
         )
 
 
+class NotMustersImage(WrongInput):
+    def __init__(self, ref: str, label: str) -> None:
+        super().__init__(
+            f"{ref} is not an image of Muster's: it has no label {label}",
+            "name one that ./invokew build made, or that was built on one",
+        )
+
+
 class BaseNotFound(WrongInput):
     def __init__(self, ref: str, evidence: str) -> None:
         super().__init__(
@@ -124,6 +132,31 @@ class DigestGone(WrongInput):
 class CannotWrite(WrongInput):
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"cannot write {path}: {why}", "give a path in a folder you can write to")
+
+
+class NotThePinnedCommit(WrongInput):
+    def __init__(self, folder: Path, commit: str) -> None:
+        super().__init__(
+            f"--nccl-tests-source {folder} is no git repository that has the pinned commit"
+            f" {commit}",
+            "fetch that commit there, or leave the flag out",
+        )
+
+
+class NotArchitectures(WrongInput):
+    def __init__(self, text: str) -> None:
+        super().__init__(
+            f"--arch {text!r} is not a list of compute capabilities",
+            "write them with commas and without the point: --arch 90, --arch 80,90",
+        )
+
+
+class ArchiveUnreadable(WrongInput):
+    def __init__(self, archive: str, why: str) -> None:
+        super().__init__(
+            f"cannot read {archive} as an image: {why}",
+            "give what `docker save IMAGE` writes, with one image in it",
+        )
 
 
 class ShmSizeWithoutContainer(WrongInput):
@@ -175,6 +208,7 @@ class PackagesNotInstalled(MachineLacks):
 class NoEngine(MachineLacks):
     def __init__(self, tried: Sequence[str], remedy: str) -> None:
         super().__init__(f"no Docker Engine answers ({'; '.join(tried)})", remedy)
+        self.tried = tried
 
 
 class EngineRefusesUser(MachineLacks):
@@ -198,6 +232,14 @@ class EngineRefused(MachineLacks):
         super().__init__(
             f"the Docker Engine refused {doing}: {evidence}",
             "what it names is missing or forbidden on this node; correct that and run again",
+        )
+
+
+class DockerdNotStopped(MachineLacks):
+    def __init__(self, pid: int) -> None:
+        super().__init__(
+            f"this user may not stop the dockerd that Muster started (process {pid})",
+            "run ./invokew engine --stop as root",
         )
 
 
@@ -260,6 +302,31 @@ class WheelHashDiffers(MachineLacks):
         )
 
 
+class NcclTestsUnreachable(MachineLacks):
+    def __init__(self, repository: str, evidence: str) -> None:
+        super().__init__(
+            f"the source of nccl-tests cannot be had from {repository}: {evidence}",
+            "make it reachable, set a mirror (git config url.MIRROR.insteadOf REPOSITORY), or give"
+            " a clone with --nccl-tests-source DIR",
+        )
+
+
+class DriverTooOld(MachineLacks):
+    def __init__(self, driver: str, oldest: int) -> None:
+        super().__init__(
+            f"the NVIDIA driver {driver} is older than any variant runs on",
+            f"install driver {oldest} or newer, or name a variant with --variant",
+        )
+
+
+class DriverNotUnderstood(MachineLacks):
+    def __init__(self, driver: str) -> None:
+        super().__init__(
+            f"the NVIDIA driver calls its version {driver!r}, which begins with no number",
+            "name a variant with --variant",
+        )
+
+
 class BuildFailed(MachineLacks):
     def __init__(self, step: str, last_lines: Sequence[str]) -> None:
         super().__init__(
@@ -299,4 +366,18 @@ class SuiteDidNotReport(MachineLacks):
                 ]
             ),
             "if it was killed, look at the node's memory; else build the image again",
+        )
+
+
+class ProofsDidNotReport(MachineLacks):
+    def __init__(self, ref: str, ending: str, last_lines: Sequence[str]) -> None:
+        super().__init__(
+            "\n".join(
+                [
+                    f"the proofs in {ref} ended before the last of them ({ending})",
+                    *(f"  | {line}" for line in last_lines),
+                ]
+            ),
+            "if it was killed, look at the node's memory; else build the image again, so that it"
+            " has this checkout's proofs",
         )

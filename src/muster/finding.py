@@ -12,6 +12,14 @@ class Severity(StrEnum):
     WARNING = "warning"
 
 
+class Outcome(StrEnum):
+    """How a step of the suite or a proof of an image ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_APPLICABLE = "not applicable"
+
+
 class Verdict(StrEnum):
     READY = "READY"
     NOT_READY = "NOT READY"

@@ -8,24 +8,23 @@ import pynvml
 
 @dataclass(frozen=True)
 class Node:
-    """This machine: how many GPUs the driver shows, and whether there is a verbs device."""
+    """This machine: its GPUs, the driver that shows them, and whether verbs devices exist."""
 
     gpus: int
     infiniband: bool
+    driver: str | None = None
 
 
 def look() -> Node:
     """The facts of this machine, read now."""
     # rdma_cm alone is there wherever the module is loaded; a device has a uverbs file
-    return Node(_gpus(), any(Path("/dev/infiniband").glob("uverbs*")))
-
-
-def _gpus() -> int:
+    infiniband = any(Path("/dev/infiniband").glob("uverbs*"))
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return 0
+        return Node(0, infiniband)
     try:
-        return int(pynvml.nvmlDeviceGetCount())
+        gpus, driver = pynvml.nvmlDeviceGetCount(), pynvml.nvmlSystemGetDriverVersion()
     finally:
         pynvml.nvmlShutdown()
+    return Node(int(gpus), infiniband, str(driver))

@@ -9,17 +9,28 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from muster import size
-from muster.errors import LockBroken, NotASize, PinsBroken, UnknownVariant, VariantWithoutLock
+from muster.errors import (
+    DriverNotUnderstood,
+    DriverTooOld,
+    LockBroken,
+    NotASize,
+    PinsBroken,
+    UnknownVariant,
+    VariantWithoutLock,
+)
 
 SCHEMA = 1
 LEAST_SHM_BYTES = 2**30
-DEFAULT_VARIANT = "cpu"
+CPU_VARIANT = "cpu"
 # the locks name wheels of this architecture, in the words of Docker and of wheel tags
 ARCHITECTURE = "amd64"
 
 _Kind = TypeVar("_Kind", bound=StrEnum)
 
+_CUDA_KEYS: dict[str, type] = {"nccl": str, "driver": int, "require_cuda": str, "archs": list}
+
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _LOCK_LINE = re.compile(r"([a-z0-9][a-z0-9-]*)==(\S+) --hash=sha256:([0-9a-f]{64})")
 
 
@@ -69,19 +80,46 @@ class Wheel:
 
 
 @dataclass(frozen=True)
+class NcclTests:
+    """The source of nccl-tests: `commit` decides, `tag` is its name, `repository` one place."""
+
+    tag: str
+    commit: str
+    repository: str
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """What a variant with CUDA has beside: NCCL, the oldest driver branch, the architectures."""
+
+    nccl: str
+    driver: int
+    require_cuda: str
+    archs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Variant:
-    """A row of pins.toml with its base; `nccl` is None where torch has none."""
+    """A row of pins.toml with its base; `cuda` is None where torch computes on the CPU."""
 
     name: str
-    accelerator: Accelerator
     base: Base
     torch: str
-    nccl: str | None
+    cuda: Cuda | None
     lock_path: Path
+
+    @property
+    def accelerator(self) -> Accelerator:
+        return Accelerator.CUDA if self.cuda else Accelerator.CPU
 
     @property
     def image_ref(self) -> str:
         return f"muster:{self.name}"
+
+    @property
+    def nvcc_lock_path(self) -> Path:
+        """The lock of the wheels that compile nccl-tests; there is none for every variant."""
+        return self.lock_path.with_name(f"nvcc-{self.lock_path.name}")
 
 
 @dataclass(frozen=True)
@@ -89,7 +127,21 @@ class Pins:
     """What pins.toml says. `shm_bytes` is the default /dev/shm of a container."""
 
     shm_bytes: int
+    nccl_tests: NcclTests
     variants: Mapping[str, Variant]
+
+    def for_driver(self, driver: str | None) -> Variant:
+        """The variant that this NVIDIA driver ("580.65.06") runs best; without one, the CPU's."""
+        if driver is None:
+            return self.variant(CPU_VARIANT)
+        branch = driver.partition(".")[0]
+        if not (branch.isascii() and branch.isdigit()):
+            raise DriverNotUnderstood(driver)
+        rows = [(row.cuda.driver, row) for row in self.variants.values() if row.cuda]
+        fitting = [(oldest, row) for oldest, row in rows if oldest <= int(branch)]
+        if not fitting:
+            raise DriverTooOld(driver, min(oldest for oldest, _ in rows))
+        return max(fitting, key=lambda pair: pair[0])[1]
 
     def variant(self, name: str) -> Variant:
         try:
@@ -114,6 +166,20 @@ def read_lock(pins: Pins, variant: Variant) -> tuple[Wheel, ...]:
     if not path.is_file():
         buildable = [row.name for row in pins.variants.values() if row.lock_path.is_file()]
         raise VariantWithoutLock(variant.name, path, buildable)
+    wheels = read_wheels(path)
+    torch = next((wheel for wheel in wheels if wheel.name == "torch"), None)
+    if torch is None or torch.version != variant.torch:
+        raise LockBroken(
+            path,
+            1,
+            f"locks {torch or 'no torch'}, but pins.toml pins torch=={variant.torch} for"
+            f" {variant.name}: the lock does not belong to the variant",
+        )
+    return wheels
+
+
+def read_wheels(path: Path) -> tuple[Wheel, ...]:
+    """The wheels of any lock, in its order; LockBroken names the line that is wrong."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -129,14 +195,6 @@ def read_lock(pins: Pins, variant: Variant) -> tuple[Wheel, ...]:
         if wheel.name in wheels:
             raise LockBroken(path, number, f"{wheel.name} is locked twice")
         wheels[wheel.name] = wheel
-    torch = wheels.get("torch")
-    if torch is None or torch.version != variant.torch:
-        raise LockBroken(
-            path,
-            1,
-            f"locks {torch or 'no torch'}, but pins.toml pins torch=={variant.torch} for"
-            f" {variant.name}: the lock does not belong to the variant",
-        )
     return tuple(wheels.values())
 
 
@@ -147,13 +205,14 @@ class _Reader:
         self.path = path
 
     def pins(self, document: object) -> Pins:
-        keys = {"schema": int, "run": dict, "bases": dict, "variants": dict}
+        tables = ("run", "bases", "nccl_tests", "variants")
+        keys: dict[str, type] = {"schema": int, **dict.fromkeys(tables, dict)}
         top = self._table("the file", document, keys)
         if top["schema"] != SCHEMA:
             raise PinsBroken(self.path, f"schema is {top['schema']}, this Muster reads {SCHEMA}")
         bases = {name: self._base(name, row) for name, row in top["bases"].items()}
         variants = {name: self._variant(name, row, bases) for name, row in top["variants"].items()}
-        return Pins(self._shm_bytes(top["run"]), variants)
+        return Pins(self._shm_bytes(top["run"]), self._nccl_tests(top["nccl_tests"]), variants)
 
     def _shm_bytes(self, value: object) -> int:
         run = self._table("[run]", value, {"shm_size": str})
@@ -164,6 +223,13 @@ class _Reader:
         if shm_bytes < LEAST_SHM_BYTES:
             raise PinsBroken(self.path, f"[run] shm_size {run['shm_size']!r} is below 1g")
         return shm_bytes
+
+    def _nccl_tests(self, value: object) -> NcclTests:
+        where = "[nccl_tests]"
+        row = self._table(where, value, {"tag": str, "commit": str, "repository": str})
+        if not _COMMIT.fullmatch(row["commit"]):
+            raise PinsBroken(self.path, f"{where} commit {row['commit']!r} is not 40 hex digits")
+        return NcclTests(row["tag"], row["commit"], row["repository"])
 
     def _base(self, suite: str, value: object) -> Base:
         where = f"[bases.{suite}]"
@@ -179,13 +245,20 @@ class _Reader:
     def _variant(self, name: str, value: object, bases: Mapping[str, Base]) -> Variant:
         where = f"[variants.{name}]"
         keys = {"accelerator": str, "base": str, "torch": str}
-        row = self._table(where, value, keys, optional={"nccl": str})
+        row = self._table(where, value, keys, optional=_CUDA_KEYS)
         accelerator = self._one_of(where, "accelerator", Accelerator, row)
         if row["base"] not in bases:
             raise PinsBroken(self.path, f"{where} base {row['base']!r} is not one of {list(bases)}")
         lock_path = self.path.parent / "locks" / f"{name}.txt"
-        base = bases[row["base"]]
-        return Variant(name, accelerator, base, row["torch"], row.get("nccl"), lock_path)
+        cuda = self._cuda(where, row) if accelerator is Accelerator.CUDA else None
+        return Variant(name, bases[row["base"]], row["torch"], cuda, lock_path)
+
+    def _cuda(self, where: str, row: Mapping[str, Any]) -> Cuda:
+        if missing := _CUDA_KEYS.keys() - row.keys():
+            raise PinsBroken(self.path, f"{where} lacks {', '.join(sorted(missing))}")
+        if not row["archs"] or not all(type(arch) is int for arch in row["archs"]):
+            raise PinsBroken(self.path, f"{where} archs {row['archs']!r} is not a list of numbers")
+        return Cuda(row["nccl"], row["driver"], row["require_cuda"], tuple(row["archs"]))
 
     def _one_of(self, where: str, key: str, kind: type[_Kind], row: Mapping[str, Any]) -> _Kind:
         try:
@@ -218,5 +291,5 @@ class _Reader:
         for key, entry in value.items():
             if type(entry) is not known[key]:
                 name = known[key].__name__
-                raise PinsBroken(self.path, f"{where} {key} is {entry!r}, not a {name}")
+                raise PinsBroken(self.path, f"{where} {key} is {entry!r}, not of type {name}")
         return value

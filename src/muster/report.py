@@ -1,9 +1,11 @@
 """Results for people and machines: the terminal's table, JSON, JUnit."""
 
+import errno
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -12,10 +14,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster import image, size
-from muster.errors import CannotWrite
-from muster.finding import Finding, Severity, Verdict
-from muster.smoke import Outcome, Result, Step
+from muster import image, layers, size
+from muster import verify as verify_
+from muster.errors import CannotWrite, DiskFull
+from muster.finding import Finding, Outcome, Severity, Verdict
+from muster.proofs import Proof
+from muster.smoke import Result, Step
 
 # https://www.w3.org/TR/xml/#charsets
 _NOT_XML = re.compile("[^\\t\\n\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
@@ -39,19 +43,59 @@ def build(result: image.Result) -> str:
     return f"{found.ref} {identity} {size.decimal(found.size)}, {state} in {result.seconds:.1f} s"
 
 
+def comparison(found: layers.Comparison) -> str:
+    """What the comparison of two images came to; the first difference on a line of its own."""
+    same = f"{found.layers} layers, {found.same} of them the very same"
+    lines = [f"{same}; {found.paths} paths differ, {found.times} in their time alone"]
+    if found.first is not None:
+        lines.append(f"first difference: {found.first}")
+    if found.config:
+        lines.append(f"the configuration differs in {', '.join(found.config)}")
+    return "\n".join([*lines, "equal" if found.equal else "not equal"])
+
+
 def smoke(result: Result) -> RenderableType:
     """The table of steps, the Findings, and the verdict alone on the last line."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("step", "outcome"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("seconds", justify="right", no_wrap=True)
-    table.add_column("measure")
+    table = _table("step", "outcome", "seconds", "measure")
     for step in result.steps:
         outcome = Text(step.outcome, _STYLES[step.outcome])
-        table.add_row(Text(step.name), outcome, f"{step.seconds:.1f}", Text(step.measure))
-    findings = [_finding(each) for each in result.findings]
-    verdict = Text(result.verdict, _STYLES[result.verdict])
-    return Group(Text(), table, Text(), *findings, verdict)
+        seconds = Text(f"{step.seconds:.1f}", justify="right")
+        table.add_row(Text(step.name), outcome, seconds, Text(step.measure))
+    return _closing(table, result.findings, result.verdict)
+
+
+def verify(result: verify_.Result) -> RenderableType:
+    """The table of proofs, the Findings, and the verdict alone on the last line."""
+    table = _table("proof", "outcome", "evidence")
+    for proof in result.proofs:
+        table.add_row(proof.name, Text(proof.outcome, _STYLES[proof.outcome]), Text(_first(proof)))
+    return _closing(table, result.findings, result.verdict)
+
+
+def proved(result: verify_.Result) -> str:
+    """The proofs that a build ends with, in one line."""
+    outcomes = Counter(proof.outcome for proof in result.proofs)
+    counted = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+    return f"verified in {result.seconds:.1f} s: of {len(result.proofs)} proofs {counted}"
+
+
+def _first(proof: Proof) -> str:
+    """A failed proof's evidence stands in its Finding: here its first line will do."""
+    return proof.evidence.partition("\n")[0]
+
+
+def _table(*headings: str) -> Table:
+    """A table without lines, whose last column alone may wrap."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings[:-1]:
+        table.add_column(heading, no_wrap=True)
+    table.add_column(headings[-1])
+    return table
+
+
+def _closing(table: Table, findings: Iterable[Finding], verdict: Verdict) -> RenderableType:
+    word = Text(verdict, _STYLES[verdict])
+    return Group(Text(), table, Text(), *(_finding(each) for each in findings), word)
 
 
 def _finding(finding: Finding) -> RenderableType:
@@ -132,6 +176,8 @@ def write(path: Path, content: bytes) -> None:
         unfinished.write_bytes(content)
         unfinished.replace(path)
     except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise DiskFull(str(path.parent), str(error)) from error
         raise CannotWrite(path, error.strerror or str(error)) from error
     finally:
         unfinished.unlink(missing_ok=True)

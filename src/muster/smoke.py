@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from muster.errors import (
     SuiteDidNotReport,
     WrongPython,
 )
-from muster.finding import Finding, Severity, Verdict
+from muster.finding import Finding, Outcome, Severity, Verdict
 from muster.node import Node
 from muster.pins import Accelerator, Pins, Variant
 from muster.progress import Progress
@@ -35,12 +34,6 @@ SUITE_LIMIT_S = 3600
 # pytest captures the descriptors 1 and 2 of the steps: the report log goes out by another
 _REPORT_FD = 3
 _NEEDED = ("torch", "pytest", "pytest_timeout", "pytest_reportlog")
-
-
-class Outcome(StrEnum):
-    PASSED = "passed"
-    FAILED = "failed"
-    NOT_APPLICABLE = "not applicable"
 
 
 @dataclass(frozen=True)

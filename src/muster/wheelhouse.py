@@ -10,12 +10,15 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
@@ -41,6 +44,9 @@ _PLATFORMS = (
 )
 
 
+STALE_S = 24 * 3600.0
+
+
 @dataclass(frozen=True)
 class Target:
     """Which wheels pip is to choose: for that CPython ("3.11") on x86_64 Linux."""
@@ -52,7 +58,8 @@ class Target:
         digits = self.python.replace(".", "")
         tags = parse_wheel_filename(wheel_file.name)[3]
         return any(
-            tag.interpreter in (f"cp{digits}", f"py{digits}", "py3") or tag.abi == "abi3"
+            tag.interpreter in (f"cp{digits}", f"py{digits}", "py3")
+            or _is_older_abi3(tag, self.python)
             for tag in tags
         )
 
@@ -60,6 +67,12 @@ class Target:
     def pip_flags(self) -> list[str]:
         platforms = [word for tag in _PLATFORMS for word in ("--platform", tag)]
         return ["--implementation", "cp", "--python-version", self.python, *platforms]
+
+
+def _is_older_abi3(tag: Tag, python: str) -> bool:
+    """Whether `tag` is of the stable ABI, from that Python or an older one."""
+    digits = tag.interpreter.removeprefix("cp3")
+    return tag.abi == "abi3" and digits.isdigit() and int(digits) <= int(python.split(".")[1])
 
 
 class Wheelhouse:
@@ -81,6 +94,10 @@ class Wheelhouse:
         progress.say(f"fetching {len(missing)} wheels into {self.folder}")
         with _disk_full_named(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
+            # what a fetch that was killed left; two of one variant never fetch at once
+            for stale in self.folder.glob(".incoming-*"):
+                if time.time() - stale.stat().st_mtime > STALE_S:
+                    shutil.rmtree(stale, ignore_errors=True)
             # beside the wheels: moved in when whole, gone after an interruption
             with tempfile.TemporaryDirectory(prefix=".incoming-", dir=self.folder) as incoming:
                 _download(missing, target, Path(incoming), progress)

@@ -39,7 +39,7 @@ def cpu(pinned: Pins) -> Variant:
 def built(engine: Engine, pinned: Pins, cpu: Variant) -> image.Result:
     """The image muster:cpu, built by Muster from this checkout."""
     request = image.Request(cpu, pins.read_lock(pinned, cpu))
-    return image.build(engine, context.Checkout(ROOT), request, yes, Recorder())
+    return image.build(engine, context.Checkout(ROOT), pinned, request, yes, Recorder())
 
 
 @pytest.fixture(autouse=True)

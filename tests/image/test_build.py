@@ -45,7 +45,7 @@ def build(engine: Engine, checkout: Path, **wishes: str | bool) -> image.Result:
     request = image.Request(
         variant, pins.read_lock(pinned, variant), base=str(base) if base else None, offline=offline
     )
-    return image.build(engine, context.Checkout(checkout), request, yes, Recorder())
+    return image.build(engine, context.Checkout(checkout), pinned, request, yes, Recorder())
 
 
 def layers(client: docker.DockerClient, found: Image) -> list[str]:

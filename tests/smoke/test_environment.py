@@ -63,7 +63,10 @@ def test_versions(step: Step) -> None:
 def _versions(facts: dict[str, object]) -> Iterator[tuple[str, str, str | None]]:
     """Name, version in the bill of materials, version found here."""
     yield "Python", str(facts["python"]), platform.python_version()
-    yield "torch (as imported)", str(facts["torch"]), str(torch.__version__)
+    # a wheel from PyPI is called 2.14.1 and calls itself 2.14.1+cu130
+    known = str(facts["torch"])
+    imported = str(torch.__version__)
+    yield "torch (as imported)", known, imported if "+" in known else imported.partition("+")[0]
     wheels = facts["wheels"]
     assert isinstance(wheels, list)
     for wheel in wheels:

@@ -76,19 +76,28 @@ def test_another_base_makes_another_image(checkout: Checkout, cpu: Variant) -> N
     assert one != other
 
 
+def holding(*wheels: Path) -> context.Contents:
+    return context.Contents(wheels, (), None, "")
+
+
 def test_the_staged_folder_holds_all_and_is_gone_afterwards(
     checkout: Checkout, cpu: Variant, tmp_path: Path
 ) -> None:
     wheel = tmp_path / "cache/tiny-1.0-py3-none-any.whl"
     wheel.parent.mkdir()
     wheel.write_bytes(b"wheel")
-    with context.staged(checkout, cpu, [wheel], {"variant": "cpu"}) as folder:
+    with context.staged(checkout, cpu, holding(wheel), {"variant": "cpu"}) as folder:
         names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-        assert names == {*checkout.staged(), "lock.txt", "facts.json", f"wheels/{wheel.name}"}
-        assert (folder / "lock.txt").read_bytes() == cpu.lock_path.read_bytes()
+        assert names == {
+            *checkout.staged(),
+            "venv/lock.txt",
+            "facts.json",
+            f"venv/wheels/{wheel.name}",
+        }
+        assert (folder / "venv/lock.txt").read_bytes() == cpu.lock_path.read_bytes()
         assert json.loads((folder / "facts.json").read_text()) == {"variant": "cpu"}
         # gigabytes of wheels are not copied
-        assert (folder / "wheels" / wheel.name).samefile(wheel)
+        assert (folder / "venv/wheels" / wheel.name).samefile(wheel)
         assert os.access(folder / "entrypoint.sh", os.X_OK)
     assert not folder.exists()
     assert wheel.exists()
@@ -97,12 +106,12 @@ def test_the_staged_folder_holds_all_and_is_gone_afterwards(
 def test_the_staged_folder_is_gone_after_an_error_and_anew_after_a_kill(
     checkout: Checkout, cpu: Variant
 ) -> None:
-    with pytest.raises(KeyError), context.staged(checkout, cpu, [], {}) as folder:
+    with pytest.raises(KeyError), context.staged(checkout, cpu, holding(), {}) as folder:
         raise KeyError
     assert not folder.exists()
     folder.mkdir()
     (folder / "left over").touch()
-    with context.staged(checkout, cpu, [], {}) as again:
+    with context.staged(checkout, cpu, holding(), {}) as again:
         assert again == folder
         assert not (again / "left over").exists()
 

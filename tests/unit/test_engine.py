@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import pytest
 from docker.context import ContextAPI
-from tests.unit.conftest import Recorder
+from tests.unit.conftest import Recorder, wait_until
 
 from muster import engine as engines
 from muster.engine import (
@@ -547,6 +547,24 @@ def test_a_run_that_did_not_start_is_removed_by_its_label(engine: Engine, script
     own_label(engine, script)
     assert len(script.created["Labels"][LABEL_RUN]) == 12
     assert set(removed(script)) == {"made"}
+
+
+_RUNS = """
+import time
+from muster.engine import ContainerSpec, connect
+with connect().run(ContainerSpec(image="i", command=("true",), shm_bytes=1)):
+    print("started", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_command_that_is_killed_leaves_no_container(running: Script) -> None:
+    with subprocess.Popen([sys.executable, "-c", _RUNS], stdout=subprocess.PIPE) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == b"started\n"
+        assert removed(running) == []
+        command.kill()
+    wait_until(lambda: removed(running) == ["made"], "the container is removed")
 
 
 def test_a_sweep_removes_containers_of_commands_that_are_gone_alone(

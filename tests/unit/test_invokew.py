@@ -96,7 +96,11 @@ def environment(wheels: Path) -> dict[str, str]:
 
 
 def new_checkout(root: Path, wheels: Path, environment: dict[str, str]) -> Wrapper:
-    root.mkdir()
+    package = root / "src/muster"
+    package.mkdir(parents=True)
+    # the library's own start, with nothing of the library
+    start = 'import runpy\nrunpy.run_module("invoke", run_name="__main__")\n'
+    (package / "__main__.py").write_text(start)
     shutil.copy(ROOT / "invokew", root)
     (wheel,) = wheels.glob("*.whl")
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
@@ -129,7 +133,6 @@ def made(
     results = [wrapper.result(each) for each in both]
     moved = Wrapper(folder / "moved", environment)
     shutil.copytree(wrapper.root, moved.root, symlinks=True)
-    (moved.root / "src").mkdir()
     said, before = [said for said, _ in results], [before for _, before in results]
     return Made(wrapper, said, before, moved, moved.start())
 

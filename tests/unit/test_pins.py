@@ -6,8 +6,16 @@ import pytest
 from tests.unit.conftest import ROOT
 
 from muster import pins
-from muster.errors import LockBroken, PinsBroken, UnknownVariant, VariantWithoutLock
-from muster.pins import Accelerator, DigestKind, Pins, Wheel
+from muster.errors import (
+    DriverNotUnderstood,
+    DriverTooOld,
+    LockBroken,
+    MusterError,
+    PinsBroken,
+    UnknownVariant,
+    VariantWithoutLock,
+)
+from muster.pins import Accelerator, Cuda, DigestKind, Pins, Wheel
 
 DIGEST = f"sha256:{'a1' * 32}"
 HASH = "b2" * 32
@@ -21,6 +29,10 @@ image = "debian:trixie-slim"
 digest = "{DIGEST}"
 digest_kind = "index"
 python = "3.13"
+[nccl_tests]
+tag = "v2"
+commit = "{"b2" * 20}"
+repository = "https://example.org/nccl-tests"
 [variants.cpu]
 accelerator = "cpu"
 base = "trixie"
@@ -30,6 +42,9 @@ accelerator = "cuda"
 base = "trixie"
 torch = "2.1"
 nccl = "2.30"
+driver = 580
+require_cuda = "cuda>=13.0"
+archs = [80, 90]
 """
 
 LOCK = f"""# a comment
@@ -55,18 +70,50 @@ def read_lock(docker: Path, text: str | bytes, variant: str = "cpu") -> tuple[Wh
     return pins.read_lock(found, found.variant(variant))
 
 
-def test_this_repository_has_a_lock_for_the_default_variant() -> None:
+@pytest.mark.parametrize("variant", ["cpu", "cu13", "cu12"])
+def test_this_repository_has_a_lock_for_every_variant(variant: str) -> None:
     found = pins.read(ROOT / "docker")
-    wheels = pins.read_lock(found, found.variant(pins.DEFAULT_VARIANT))
-    assert {"torch", "pip", "pytest", "pytest-reportlog"} <= {wheel.name for wheel in wheels}
+    wheels = {w.name: w for w in pins.read_lock(found, found.variant(variant))}
+    assert {"torch", "pip", "pytest", "pytest-reportlog"} <= wheels.keys()
+    cuda = found.variant(variant).cuda
+    if cuda:
+        # one NCCL, and it is the pinned one
+        (nccl,) = (wheel for name, wheel in wheels.items() if name.startswith("nvidia-nccl-"))
+        assert nccl.version == cuda.nccl
+
+
+@pytest.mark.parametrize(
+    ("driver", "variant"),
+    [
+        (None, "cpu"),
+        ("610.10", "cu13"),
+        ("580.65.06", "cu13"),
+        ("579.99", "cu12"),
+        ("570.124.06", "cu12"),
+        ("525.60.13", "cu12"),
+    ],
+)
+def test_the_driver_decides_the_variant(driver: str | None, variant: str) -> None:
+    assert pins.read(ROOT / "docker").for_driver(driver).name == variant
+
+
+@pytest.mark.parametrize(
+    ("driver", "error"),
+    [("524.1", DriverTooOld), ("N/A", DriverNotUnderstood)],
+)
+def test_a_driver_that_fits_no_variant_is_said(driver: str, error: type[MusterError]) -> None:
+    with pytest.raises(error, match=driver):
+        pins.read(ROOT / "docker").for_driver(driver)
 
 
 def test_every_key_of_pins_toml_is_read(docker: Path) -> None:
     found = pins.read(docker)
     assert found.shm_bytes == 2**30
     cpu, gpu = found.variant("cpu"), found.variant("gpu")
-    assert (cpu.accelerator, cpu.torch, cpu.nccl) == (Accelerator.CPU, "2.0+cpu", None)
-    assert (gpu.accelerator, gpu.torch, gpu.nccl) == (Accelerator.CUDA, "2.1", "2.30")
+    assert (cpu.accelerator, cpu.torch, cpu.cuda) == (Accelerator.CPU, "2.0+cpu", None)
+    assert (gpu.accelerator, gpu.torch) == (Accelerator.CUDA, "2.1")
+    assert gpu.cuda == Cuda("2.30", 580, "cuda>=13.0", (80, 90))
+    assert found.nccl_tests.commit == "b2" * 20
     assert (gpu.base.suite, gpu.base.python) == ("trixie", "3.13")
     assert gpu.base.digest_kind is DigestKind.INDEX
     assert gpu.image_ref == "muster:gpu"
@@ -97,11 +144,15 @@ def test_an_unknown_variant_is_named_with_the_known_ones(docker: Path) -> None:
         ("schema = 1", "schema = ", r"line 2"),
         ("schema = 1", "", r"the file lacks schema"),
         ("schema = 1", "schema = 2", r"schema is 2, this Muster reads 1"),
-        ("schema = 1", "schema = true", r"schema is True, not a int"),
+        ("schema = 1", "schema = true", r"schema is True, not of type int"),
         ("schema = 1", "schema = 1\nextra = 1", r"the file has unknown keys: extra"),
         ('[run]\nshm_size = "1g"', "", r"the file lacks run"),
         ('shm_size = "1g"', "", r"\[run\] lacks shm_size"),
-        ('shm_size = "1g"', "shm_size = 1073741824", r"\[run\] shm_size is 1073741824, not a str"),
+        (
+            'shm_size = "1g"',
+            "shm_size = 1073741824",
+            r"\[run\] shm_size is 1073741824, not of type str",
+        ),
         ('shm_size = "1g"', 'shm_size = "big"', r"\[run\] shm_size: 'big' is not a size"),
         ('shm_size = "1g"', 'shm_size = "1023m"', r"\[run\] shm_size '1023m' is below 1g"),
         (DIGEST, "sha256:abc", r"\[bases.trixie\] digest 'sha256:abc' is not"),
@@ -109,14 +160,14 @@ def test_an_unknown_variant_is_named_with_the_known_ones(docker: Path) -> None:
         (DIGEST, f"{DIGEST}0", r"\[bases.trixie\] digest 'sha256:"),
         ('"index"', '"riscv"', r"digest_kind 'riscv' is not one of: index, amd64, arm64"),
         ('python = "3.13"', "", r"\[bases.trixie\] lacks python"),
-        ('python = "3.13"', "python = 3.13", r"\[bases.trixie\] python is 3.13, not a str"),
+        ('python = "3.13"', "python = 3.13", r"\[bases.trixie\] python is 3.13, not of type str"),
         ("[bases.trixie]", "[bases]\nsid = 1\n[bases.trixie]", r"\[bases.sid\] is not a table"),
         ('"cuda"', '"tpu"', r"\[variants.gpu\] accelerator 'tpu' is not one of: cpu, cuda"),
         ('base = "trixie"', 'base = "sid"', r"\[variants.cpu\] base 'sid' is not one of"),
         ('torch = "2.1"', "", r"\[variants.gpu\] lacks torch"),
-        ('torch = "2.1"', "torch = 2.1", r"\[variants.gpu\] torch is 2.1, not a str"),
-        ('nccl = "2.30"', "nccl = 2.30", r"\[variants.gpu\] nccl is 2.3, not a str"),
-        ("nccl", "ncll", r"\[variants.gpu\] has unknown keys: ncll; known: .*nccl"),
+        ('torch = "2.1"', "torch = 2.1", r"\[variants.gpu\] torch is 2.1, not of type str"),
+        ('nccl = "2.30"', "nccl = 2.30", r"\[variants.gpu\] nccl is 2.3, not of type str"),
+        ("nccl =", "ncll =", r"\[variants.gpu\] has unknown keys: ncll; known: .*nccl"),
     ],
 )
 def test_broken_pins_are_refused_naming_file_and_key(

@@ -27,7 +27,8 @@ if generation:
     subprocess.Popen(child, start_new_session=generation == 1)
     while not (folder / "0.pid").exists():
         time.sleep(0.01)
-print("all there", flush=True)
+if generation == 2:
+    print("all there", flush=True)
 time.sleep(60)
 """
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -14,8 +15,8 @@ from rich.console import Console
 from muster import image, report
 from muster.engine import Image
 from muster.errors import CannotWrite
-from muster.finding import Finding, Severity, verdict
-from muster.smoke import Outcome, Result, Step
+from muster.finding import Finding, Outcome, Severity, verdict
+from muster.smoke import Result, Step
 
 
 def finding(severity: Severity = Severity.ERROR, where: str = "memlock") -> Finding:
@@ -47,9 +48,14 @@ FAILED = step("memlock", Outcome.FAILED, finding(), output="+ mlock")
 
 def shown(found: Result, *, terminal: bool = False) -> str:
     output = io.StringIO()
-    Console(file=output, width=100, soft_wrap=True, force_terminal=terminal).print(
-        report.smoke(found)
+    console = Console(
+        file=output,
+        width=100,
+        soft_wrap=True,
+        force_terminal=terminal,
+        color_system="standard" if terminal else None,
     )
+    console.print(report.smoke(found))
     return output.getvalue()
 
 
@@ -78,9 +84,9 @@ def test_a_parametrized_step_keeps_its_brackets() -> None:
     assert "all_reduce[nccl]" in shown(result(parametrized))
 
 
-def test_colour_is_for_terminals() -> None:
-    assert "\x1b[" not in shown(result(FAILED))
-    assert "\x1b[" in shown(result(FAILED), terminal=True)
+@pytest.mark.parametrize(("steps", "colour"), [((PASSED,), "32"), ((FAILED,), "31")])
+def test_the_verdict_has_its_colour_on_a_terminal(steps: tuple[Step, ...], colour: str) -> None:
+    assert re.search(rf"\x1b\[1;{colour}m(NOT )?READY", shown(result(*steps), terminal=True))
 
 
 @pytest.mark.parametrize(("built", "words"), [(True, "built"), (False, "up to date")])

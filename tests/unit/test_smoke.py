@@ -26,10 +26,10 @@ from muster.errors import (
     SuiteDidNotReport,
     WrongPython,
 )
-from muster.finding import Severity, Verdict
+from muster.finding import Outcome, Severity, Verdict
 from muster.node import Node
 from muster.pins import Pins
-from muster.smoke import Outcome, Result, Settings, Wish
+from muster.smoke import Result, Settings, Wish
 from muster.topology import Topology
 
 CPU = Node(gpus=0, infiniband=False)

@@ -1,0 +1,31 @@
+#!/bin/sh
+# Builds triton's driver helper into its cache, which is keyed by the source, the platform and the
+# folder of libcuda: the image then compiles kernels without a C compiler. A stub stands in for the
+# driver's library while linking. https://github.com/triton-lang/triton, runtime/build.py
+set -eu
+
+# the cache is written by whoever trains, so it is everybody's, as /tmp is
+install --directory --mode 1777 /var/cache/triton
+
+if ! /opt/venv/bin/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("triton") is None)'; then
+    exit 0 # --slim left triton out
+fi
+
+libcuda=/usr/lib/x86_64-linux-gnu
+echo 'int cuInit(unsigned int flags) { return 100; }' |
+    gcc -shared -fPIC -Wl,-soname,libcuda.so.1 -x c - -o "$libcuda/libcuda.so.1"
+
+TRITON_LIBCUDA_PATH=$libcuda TRITON_CACHE_DIR=/var/cache/triton PYTHONDONTWRITEBYTECODE=1 \
+    /opt/venv/bin/python -c '
+from triton.backends.nvidia.driver import CudaUtils
+try:
+    CudaUtils()
+except ImportError as error:
+    # built and cached before it is loaded, and the stub has nothing to load it with
+    print(error)
+'
+# the helper, or no image
+ls /var/cache/triton/*/cuda_utils*.so
+# a lock file that a build leaves would belong to root
+find /var/cache/triton -type f ! -name "*.so" -delete
+find /var/cache/triton -mindepth 1 -type d -exec chmod 1777 {} +

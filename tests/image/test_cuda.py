@@ -1,0 +1,183 @@
+"""The CUDA variants without a GPU: one NCCL proved, nccl-tests compiled, triton without a compiler.
+
+nccl-tests are a stand-in here, in a git repository that the test makes and pins: a program of the
+same make interface that prints the NCCL it was compiled with and the one it loads.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+from tests.image.harness import ROOT, run
+
+STAND_IN = Path(__file__).with_name("nccl-tests-stand-in")
+VARIANT = "cu13"
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+    done = subprocess.run(
+        ["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with the stand-in as its one commit."""
+    folder = tmp_path_factory.mktemp("nccl-tests")
+    shutil.copytree(STAND_IN, folder, dirs_exist_ok=True)
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--message", "stand-in")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Path:
+    """A copy of this checkout whose pins name the stand-in."""
+    copy = tmp_path_factory.mktemp("cuda") / "checkout"
+    ignored = shutil.ignore_patterns(".venv*", ".git", ".*_cache", "__pycache__")
+    shutil.copytree(ROOT, copy, ignore=ignored)
+    path = copy / "docker/pins.toml"
+    text = path.read_text()
+    for key, value in (
+        ("tag", "stand-in"),
+        ("commit", git(source, "rev-parse", "HEAD")),
+        ("repository", f"file://{source}"),
+    ):
+        text = re.sub(rf'^{key} = ".*"', f'{key} = "{value}"', text, count=1, flags=re.MULTILINE)
+    path.write_text(text)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def built(checkout: Path) -> Iterator[str]:
+    """What `build` said; the image goes afterwards, it is gigabytes."""
+    code, output = run("build", "--variant", VARIANT, "--arch", "90", root=checkout)
+    assert code == 0, output
+    yield output
+    subprocess.run(["docker", "rmi", f"muster:{VARIANT}"], check=True, capture_output=True)
+
+
+def in_image(client: docker.DockerClient, *argv: str) -> str:
+    output: bytes = client.containers.run(f"muster:{VARIANT}", list(argv), remove=True)
+    return output.decode()
+
+
+@pytest.mark.usefixtures("built")
+def test_every_proof_holds(checkout: Path, tmp_path: Path) -> None:
+    report = tmp_path / "out.json"
+    code, output = run("verify", "--variant", VARIANT, "--json", str(report), root=checkout)
+    assert code == 0, output
+    proofs = {proof["name"]: proof for proof in json.loads(report.read_text())["proofs"]}
+    assert {proof["outcome"] for proof in proofs.values()} == {"passed"}
+    assert "23007" in proofs["one_nccl"]["evidence"]
+    assert proofs["nccl_tests"]["evidence"].startswith("11 ")
+
+
+@pytest.mark.usefixtures("built")
+def test_the_suite_is_ready_on_a_cpu(checkout: Path) -> None:
+    code, output = run("smoke", "--variant", VARIANT, root=checkout)
+    assert code == 0, output
+    assert output.splitlines()[-1] == "READY"
+
+
+def test_a_second_build_does_nothing(checkout: Path, built: str) -> None:
+    assert "[nccl-tests-wheels" in built
+    code, output = run("build", "--variant", VARIANT, "--arch", "90", root=checkout)
+    assert (code, "up to date" in output) == (0, True)
+
+
+@pytest.mark.usefixtures("built")
+def test_the_toolkit_is_told_what_the_image_needs(client: docker.DockerClient) -> None:
+    environment = client.images.get(f"muster:{VARIANT}").attrs["Config"]["Env"]
+    assert {
+        "NVIDIA_VISIBLE_DEVICES=all",
+        "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        "NVIDIA_REQUIRE_CUDA=cuda>=13.0",
+    } <= set(environment)
+
+
+@pytest.mark.usefixtures("built")
+def test_triton_finds_its_helper_and_compiles_without_a_compiler(
+    client: docker.DockerClient,
+) -> None:
+    script = """
+import os, triton, triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver
+from triton.compiler import ASTSource
+from triton.runtime.build import compile_so_from_file
+
+# as CudaUtils does, but for loading it: that takes the driver's library
+helper = compile_so_from_file(
+    os.path.join(driver.dirname, "driver.c"), "cuda_utils", driver.library_dirs(),
+    driver.include_dirs, driver.libraries,
+)
+print("helper:", helper)
+
+@triton.jit
+def add(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, mask=at < n) + 1, mask=at < n)
+
+source = ASTSource(add, signature={"x": "*fp32", "y": "*fp32", "n": "i32", "BLOCK": "constexpr"},
+                   constexprs={"BLOCK": 64})
+kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+print("cubin:", len(kernel.asm["cubin"]) > 0)
+"""
+    # jit reads the source of a function from its file
+    container = client.containers.create(
+        f"muster:{VARIANT}",
+        ["sh", "-c", 'printf %s "$SCRIPT" > /tmp/kernel.py && python /tmp/kernel.py'],
+        environment={"SCRIPT": script},
+    )
+    try:
+        container.start()
+        status = container.wait(timeout=120)["StatusCode"]
+        output = container.logs().decode()
+    finally:
+        container.remove(force=True)
+    assert status == 0, output
+    assert "helper: /var/cache/triton/" in output
+    assert "cubin: True" in output
+
+
+def test_without_the_source_it_goes_on_and_says_so(checkout: Path, built: str) -> None:
+    assert "WITHOUT" not in built
+    unreachable = {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "url./nonexistent/.insteadOf",
+        "GIT_CONFIG_VALUE_0": "file:///",
+        "XDG_CACHE_HOME": str(checkout.parent / "cache"),
+    }
+    wheels = Path.home() / ".cache/muster/wheels"
+    (checkout.parent / "cache/muster").mkdir(parents=True, exist_ok=True)
+    (checkout.parent / "cache/muster/wheels").symlink_to(wheels)
+    code, output = run("build", "--variant", VARIANT, root=checkout, **unreachable)
+    assert code == 0, output
+    assert "WITHOUT nccl-tests: the source of nccl-tests cannot be had" in output
+    inspected = subprocess.run(
+        ["docker", "inspect", f"muster:{VARIANT}"], check=True, capture_output=True, text=True
+    )
+    assert json.loads(inspected.stdout)[0]["Config"]["Labels"]["io.muster.nccl-tests"] == "missing"
+
+
+def test_a_source_at_another_commit_is_refused(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    code, output = run("build", "--variant", VARIANT, "--nccl-tests-source", str(tmp_path))
+    assert code == 2
+    assert "is no git repository that has the pinned commit" in output
+
+
+def test_an_architecture_that_nvcc_refuses_is_shown_with_its_words(checkout: Path) -> None:
+    code, output = run("build", "--variant", VARIANT, "--arch", "11", root=checkout)
+    assert code == 3
+    assert "the build failed at [nccl-tests-wheels" in output
+    assert "compute_11" in output
