@@ -236,7 +236,7 @@ def verify(
 
 @task
 def compare_images(_c: Context, left: str, right: str, times: bool = False) -> None:
-    """Compare two images layer by layer, and name the first difference. Seconds a gigabyte."""
+    """Compare two images layer by layer, and name the first difference. Half a minute a gigabyte."""
     with command() as terminal:
         found = engines.ensure(terminal.confirm, terminal)
         archives = [layers.Chunks(found.save(ref)) for ref in (left, right)]

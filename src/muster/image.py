@@ -214,7 +214,7 @@ class _Plan:
         args = {
             "BASE": self.ground.ref,
             "ACCELERATOR": variant.accelerator.value,
-            "NCCL_TESTS": "wheels" if self.with_nccl_tests else "none",
+            "NCCL_TESTS": variant.cuda.nvcc if variant.cuda and self.with_nccl_tests else "none",
             "ARCHS": " ".join(map(str, self.archs)),
             "SLIM": str(int(self.request.slim)),
             "REQUIRE_CUDA": variant.cuda.require_cuda if variant.cuda else "",

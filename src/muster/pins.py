@@ -27,7 +27,13 @@ ARCHITECTURE = "amd64"
 
 _Kind = TypeVar("_Kind", bound=StrEnum)
 
-_CUDA_KEYS: dict[str, type] = {"nccl": str, "driver": int, "require_cuda": str, "archs": list}
+_CUDA_KEYS: dict[str, type] = {
+    "nccl": str,
+    "driver": int,
+    "require_cuda": str,
+    "archs": list,
+    "nvcc": str,
+}
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -88,6 +94,13 @@ class NcclTests:
     repository: str
 
 
+class Nvcc(StrEnum):
+    """Where the compiler of nccl-tests comes from."""
+
+    WHEELS = "wheels"
+    DEBIAN = "debian"
+
+
 @dataclass(frozen=True)
 class Cuda:
     """What a variant with CUDA has beside: NCCL, the oldest driver branch, the architectures."""
@@ -96,6 +109,7 @@ class Cuda:
     driver: int
     require_cuda: str
     archs: tuple[int, ...]
+    nvcc: Nvcc
 
 
 @dataclass(frozen=True)
@@ -258,7 +272,8 @@ class _Reader:
             raise PinsBroken(self.path, f"{where} lacks {', '.join(sorted(missing))}")
         if not row["archs"] or not all(type(arch) is int for arch in row["archs"]):
             raise PinsBroken(self.path, f"{where} archs {row['archs']!r} is not a list of numbers")
-        return Cuda(row["nccl"], row["driver"], row["require_cuda"], tuple(row["archs"]))
+        nvcc = self._one_of(where, "nvcc", Nvcc, row)
+        return Cuda(row["nccl"], row["driver"], row["require_cuda"], tuple(row["archs"]), nvcc)
 
     def _one_of(self, where: str, key: str, kind: type[_Kind], row: Mapping[str, Any]) -> _Kind:
         try:

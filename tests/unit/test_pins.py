@@ -15,7 +15,7 @@ from muster.errors import (
     UnknownVariant,
     VariantWithoutLock,
 )
-from muster.pins import Accelerator, Cuda, DigestKind, Pins, Wheel
+from muster.pins import Accelerator, Cuda, DigestKind, Nvcc, Pins, Wheel
 
 DIGEST = f"sha256:{'a1' * 32}"
 HASH = "b2" * 32
@@ -45,6 +45,7 @@ nccl = "2.30"
 driver = 580
 require_cuda = "cuda>=13.0"
 archs = [80, 90]
+nvcc = "wheels"
 """
 
 LOCK = f"""# a comment
@@ -112,7 +113,7 @@ def test_every_key_of_pins_toml_is_read(docker: Path) -> None:
     cpu, gpu = found.variant("cpu"), found.variant("gpu")
     assert (cpu.accelerator, cpu.torch, cpu.cuda) == (Accelerator.CPU, "2.0+cpu", None)
     assert (gpu.accelerator, gpu.torch) == (Accelerator.CUDA, "2.1")
-    assert gpu.cuda == Cuda("2.30", 580, "cuda>=13.0", (80, 90))
+    assert gpu.cuda == Cuda("2.30", 580, "cuda>=13.0", (80, 90), Nvcc.WHEELS)
     assert found.nccl_tests.commit == "b2" * 20
     assert (gpu.base.suite, gpu.base.python) == ("trixie", "3.13")
     assert gpu.base.digest_kind is DigestKind.INDEX
