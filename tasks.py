@@ -24,6 +24,7 @@ try:
 
     from muster import bom, context, dockerd, image, layers, node, pins, report
     from muster import engine as engines
+    from muster import lock as locking
     from muster import sbom as cyclonedx
     from muster import smoke as suite
     from muster import verify as proving
@@ -163,6 +164,7 @@ def engine(_c: Context, stop: bool = False, json: str | None = None) -> None:
     help={
         "base": "build on this image instead of the pinned Debian",
         "offline": "take wheels and source from the cache alone",
+        "no-cache": "run every step again, also when nothing changed",
         "slim": "leave out triton and what only torch.compile needs",
         "arch": "compute capabilities for nccl-tests, e.g. 90 (default: the pinned ones)",
         "nccl-tests-source": "a git clone that has the pinned commit of nccl-tests",
@@ -176,6 +178,7 @@ def build(
     variant: str | None = None,
     base: str | None = None,
     offline: bool = False,
+    no_cache: bool = False,
     slim: bool = False,
     arch: str | None = None,
     nccl_tests_source: str | None = None,
@@ -193,6 +196,7 @@ def build(
             pins.read_lock(pinned, row),
             base=base,
             offline=offline,
+            no_cache=no_cache,
             slim=slim,
             archs=image.archs(arch),
             nccl_tests_source=Path(nccl_tests_source) if nccl_tests_source else None,
@@ -234,9 +238,26 @@ def verify(
         _end(result.verdict)
 
 
+@task(help={"check": "write nothing, and exit with 1 when a pin is behind", **JSON})
+def lock(_c: Context, check: bool = False, json: str | None = None) -> None:
+    """Bring docker/pins.toml and the locks up to the registries. Minutes, needs the network."""
+    with command() as terminal:
+        path = _writable(json)
+
+        def digest_of(image: str) -> tuple[str, str, tuple[str, ...]]:
+            return engines.ensure(terminal.confirm, terminal).registry_digest(image)
+
+        result = locking.lock(ROOT / "docker", digest_of, terminal, check=check)
+        terminal.quiet()
+        terminal.console.print(report.lock(result))
+        _write_json(path, result.to_dict())
+        if result.exit_code:
+            raise Exit(code=result.exit_code)
+
+
 @task
 def compare_images(_c: Context, left: str, right: str, times: bool = False) -> None:
-    """Compare two images layer by layer, and name the first difference. Half a minute a gigabyte."""
+    """Compare two images layer by layer, to the first difference. Half a minute a gigabyte."""
     with command() as terminal:
         found = engines.ensure(terminal.confirm, terminal)
         archives = [layers.Chunks(found.save(ref)) for ref in (left, right)]

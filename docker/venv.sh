@@ -6,6 +6,9 @@ set -eu
 context=/tmp/context
 venv=/opt/venv
 
+# bytecode is compiled at the end, all of it in one way
+export PYTHONDONTWRITEBYTECODE=1
+
 python3 -m venv --without-pip "$venv"
 packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
@@ -42,7 +45,7 @@ unset LD_LIBRARY_PATH
 
 # Once and without times in it, since the user who runs cannot write it; unchecked, since nobody
 # edits these files. One file of torch's own tests is written for Python 3.12.
-"$venv/bin/python" -m compileall -q -j 0 --invalidation-mode unchecked-hash \
+"$venv/bin/python" -m compileall -q -f -j 0 --invalidation-mode unchecked-hash \
     -x 'torch/testing/_internal/py312_' "$venv/lib"
 
 # where the suite's part of muster lies

@@ -53,6 +53,7 @@ class Build:
     ref: str
     args: Mapping[str, str]
     labels: Mapping[str, str]
+    no_cache: bool = False
 
     @property
     def argv(self) -> list[str]:
@@ -61,6 +62,8 @@ class Build:
             argv += ["--build-arg", f"{name}={value}"]
         for name, value in sorted(self.labels.items()):
             argv += ["--label", f"{name}={value}"]
+        if self.no_cache:
+            argv += ["--no-cache"]
         # by name alone: the client reads the value, which may hold a password, from its environment
         argv += [word for name in _PROXIES if name in os.environ for word in ("--build-arg", name)]
         return [*argv, str(self.context)]

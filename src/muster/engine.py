@@ -243,6 +243,23 @@ class Engine:
             except docker.errors.APIError as error:
                 raise RegistryUnreachable(ref, _first_line(error)) from error
 
+    def registry_digest(self, image: str) -> tuple[str, str, tuple[str, ...]]:
+        """What `image` is in its registry now: digest, media type, architectures. Pulls nothing.
+
+        DigestGone when the registry says that it has none, RegistryUnreachable otherwise.
+        """
+        with _answers("a look at a registry"):
+            try:
+                found = self._client.images.get_registry_data(image)
+            except docker.errors.NotFound as error:
+                raise DigestGone(image) from error
+            except docker.errors.APIError as error:
+                raise RegistryUnreachable(image, _first_line(error)) from error
+        descriptor: Mapping[str, Any] = found.attrs["Descriptor"]
+        # an Engine that does not look into a manifest says nothing of platforms
+        architectures = tuple(str(row["architecture"]) for row in found.attrs["Platforms"] or ())
+        return str(descriptor["digest"]), str(descriptor.get("mediaType", "")), architectures
+
     def import_image(self, tar: Path, ref: str, labels: Mapping[str, str]) -> None:
         """Make the image `ref` of one layer from the root filesystem in `tar`."""
         repository, _, tag = ref.partition(":")

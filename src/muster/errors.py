@@ -159,6 +159,30 @@ class ArchiveUnreadable(WrongInput):
         )
 
 
+class WheelYanked(WrongInput):
+    def __init__(self, wheel: str, variant: str) -> None:
+        super().__init__(
+            f"{wheel}, which variant {variant!r} needs, was yanked from its index",
+            "find out why; nothing was written",
+        )
+
+
+class UnknownDigestKind(WrongInput):
+    def __init__(self, image: str, digest: str, evidence: str) -> None:
+        super().__init__(
+            f"{image} is {digest} now, and what that names is not clear: {evidence}",
+            "pin it by hand when you know; nothing was written",
+        )
+
+
+class TagMoved(WrongInput):
+    def __init__(self, tag: str, pinned: str, found: str) -> None:
+        super().__init__(
+            f"the tag {tag} of nccl-tests is commit {found} now, pinned {pinned}",
+            "a tag does not move by itself: find out why; nothing was written",
+        )
+
+
 class ShmSizeWithoutContainer(WrongInput):
     def __init__(self) -> None:
         super().__init__(

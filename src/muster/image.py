@@ -69,6 +69,7 @@ class Request:
     `base` overrides the pinned one; `offline` asks no index and no repository; `slim` leaves out
     torch.compile; `archs` overrides the pinned architectures of nccl-tests, and
     `nccl_tests_source` names a folder that has the source. On a GPU node that source is a must.
+    `no_cache` runs every step again, also when nothing changed.
     """
 
     variant: Variant
@@ -79,6 +80,7 @@ class Request:
     archs: tuple[int, ...] = ()
     nccl_tests_source: Path | None = None
     on_gpu_node: bool = False
+    no_cache: bool = False
 
     @property
     def ref(self) -> str:
@@ -126,7 +128,8 @@ def build(
     inputs = context.fingerprint(checkout, variant, wishes)
     with context.lock(variant, progress):
         image = before = engine.image(request.ref)
-        built = image is None or image.labels.get(LABEL_INPUTS) != inputs
+        current = image is not None and image.labels.get(LABEL_INPUTS) == inputs
+        built = request.no_cache or not current
         source = None
         if built or (image and image.labels.get(LABEL_NCCL_TESTS) == MISSING):
             source = _nccl_tests(pinned.nccl_tests, request, progress)
@@ -219,7 +222,14 @@ class _Plan:
             "SLIM": str(int(self.request.slim)),
             "REQUIRE_CUDA": variant.cuda.require_cuda if variant.cuda else "",
         }
-        return buildkit.Build(folder, folder / "Dockerfile", self.request.ref, args, self.labels())
+        return buildkit.Build(
+            context=folder,
+            dockerfile=folder / "Dockerfile",
+            ref=self.request.ref,
+            args=args,
+            labels=self.labels(),
+            no_cache=self.request.no_cache,
+        )
 
     def labels(self) -> dict[str, str]:
         """OCI's labels (https://specs.opencontainers.org/image-spec/annotations/) and ours."""

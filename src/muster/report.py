@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muster import image, layers, size
+from muster import lock as lock_
 from muster import verify as verify_
 from muster.errors import CannotWrite, DiskFull
 from muster.finding import Finding, Outcome, Severity, Verdict
@@ -77,6 +78,28 @@ def proved(result: verify_.Result) -> str:
     outcomes = Counter(proof.outcome for proof in result.proofs)
     counted = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
     return f"verified in {result.seconds:.1f} s: of {len(result.proofs)} proofs {counted}"
+
+
+def lock(result: lock_.Result) -> RenderableType:
+    """The table of pins that are behind, what stays and why, and on the last line what was done."""
+    table = _table("what", "where", "from", "to")
+    for move in result.moves:
+        table.add_row(move.what, move.where, _short(move.before), _short(move.after))
+    parts: list[RenderableType] = [table, Text()] if result.moves else []
+    parts += [Text(f"stays as it is: {note.part}: {note.why}") for note in result.kept]
+    for note in result.unreached:
+        where = (f"not reached: {note.part}", "bold red")
+        parts.append(Text.assemble(where, f": {note.why}"))
+    done = f"{len(result.moves)} written" if result.written else "nothing written"
+    state = f"{len(result.moves)} behind" if result.moves or result.unreached else "current"
+    if result.unreached:
+        state += f", {len(result.unreached)} not reached"
+    return Group(*parts, Text(f"{state}: {done}"))
+
+
+def _short(text: str) -> str:
+    """Hashes as git shortens them; they stand in full in the files and in --json."""
+    return re.sub(r"([0-9a-f]{12})[0-9a-f]{28,52}", r"\1", text)
 
 
 def _first(proof: Proof) -> str:

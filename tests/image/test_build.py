@@ -168,6 +168,17 @@ def test_offline_names_the_wheels_that_are_missing(
     assert "typing-extensions" not in caught.value.what
 
 
+def test_a_second_build_without_cache_has_the_same_contents(client: docker.DockerClient) -> None:
+    client.images.get("muster:cpu").tag("muster-test:before")
+    try:
+        code, output = run("build", "--no-cache")
+        assert code == 0, output
+        code, output = run("compare-images", "muster-test:before", "muster:cpu")
+        assert (code, output.splitlines()[-1]) == (0, "equal"), output
+    finally:
+        client.images.remove("muster-test:before")
+
+
 # ---- the base ----------------------------------------------------------------------------------
 
 
