@@ -326,8 +326,8 @@ def lint(_c: Context) -> None:
 
 @task(lint)
 def test(_c: Context) -> None:
-    """Run every test, those on the real Engine included. Needs root or Docker; ten minutes."""
-    _run_all(["pytest", "tests/unit", "tests/image"])
+    """Run every test, those on the real Engine included. Needs root or Docker; half an hour."""
+    _run_all(["pytest", "--durations=20", "tests/unit", "tests/image"])
 
 
 @task

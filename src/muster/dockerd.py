@@ -17,6 +17,12 @@ STATE = Path("/run/muster/dockerd.json")
 LOG = Path("/var/log/muster-dockerd.log")
 # docker-cli is a package of its own since Debian 13; docker-buildx does not exist in Debian 12
 PACKAGES = ("docker.io", "docker-cli", "docker-buildx")
+# by these dockerd and its containerd tell whether another one runs: a number that another process
+# has by now, after a kill or a crash, keeps them from starting
+PID_FILES = {
+    Path("/var/run/docker.pid"): "dockerd",
+    Path("/var/run/docker/containerd/containerd.pid"): "containerd",
+}
 STOP_LIMIT_S = 60.0
 
 
@@ -55,8 +61,19 @@ def start(progress: Progress) -> subprocess.Popen[bytes] | None:
             raise DockerdFailed("; ".join(started.last_lines(3)), Path("journalctl -u docker"))
         _write_state({"systemd": True})
         return None
+    _remove_stale_pid_files()
     progress.say(f"starting dockerd (log: {LOG})")
     return process.spawn(["dockerd"], LOG)
+
+
+def _remove_stale_pid_files() -> None:
+    for path, name in PID_FILES.items():
+        try:
+            running = psutil.Process(int(path.read_text())).name()
+        except (OSError, ValueError, psutil.NoSuchProcess):
+            running = ""
+        if running != name:
+            path.unlink(missing_ok=True)
 
 
 def remember(daemon: subprocess.Popen[bytes]) -> None:

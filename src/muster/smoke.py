@@ -272,7 +272,7 @@ def _reporting(suite: Sequence[str]) -> list[str]:
 
 @dataclass
 class _Log:
-    """pytest's report log, line by line: https://pypi.org/project/pytest-reportlog/."""
+    """The report log of the plugin pytest-reportlog, line by line."""
 
     progress: Progress
     steps: list[Step] = field(default_factory=list)

@@ -27,6 +27,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its state and its log are in the test's own folder."""
     monkeypatch.setattr(dockerd, "STATE", tmp_path / "run/dockerd.json")
     monkeypatch.setattr(dockerd, "LOG", tmp_path / "dockerd.log")
+    monkeypatch.setattr(dockerd, "PID_FILES", {tmp_path / "docker.pid": "dockerd"})
 
 
 @pytest.fixture
@@ -192,3 +193,31 @@ def test_a_dockerd_that_runs_is_muster_s_to_stop(
         assert not psutil.pid_exists(daemon.pid)
     finally:
         process.end(daemon)
+
+
+@pytest.mark.parametrize(
+    ("content", "stays"),
+    [("", False), ("4194305", False), (str(os.getpid()), False), ("dockerd", True)],
+    ids=["no number", "no process", "another process", "a dockerd that runs"],
+)
+@pytest.mark.usefixtures("files")
+def test_a_pid_file_that_a_killed_dockerd_left_goes_before_the_start(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    program: Program,
+    progress: Recorder,
+    content: str,
+    stays: bool,
+) -> None:
+    monkeypatch.setattr(dockerd, "_has_systemd", lambda: False)
+    # the name of a process is that of its file
+    running = program("dockerd", "sleep 60")
+    shutil.copy(shutil.which("sleep") or "sleep", running.with_name("running"))
+    running.with_name("running").rename(running)
+    pid_file = tmp_path / "docker.pid"
+    with process.start([str(running), "60"]) as other:
+        pid_file.write_text(str(other.pid) if content == "dockerd" else content)
+        daemon = dockerd.start(progress)
+        assert daemon is not None
+        process.end(daemon)
+    assert pid_file.exists() == stays
