@@ -208,9 +208,11 @@ def build(
         terminal.quiet()
         terminal.say(report.build(built))
         _write_json(path, built.to_dict())
-        if sbom_path is not None:
+        if built.built or sbom_path is not None:
             facts = bom.read(found.read_file(request.ref, str(bom.PATH)))
-            report.write(sbom_path, cyclonedx.cyclonedx(facts))
+            terminal.console.print(report.largest(facts))
+            if sbom_path is not None:
+                report.write(sbom_path, cyclonedx.cyclonedx(facts))
         if built.built:
             proved = proving.verify(found, pinned, row, terminal.detailed(), request.ref)
             terminal.quiet()

@@ -7,6 +7,7 @@ tell. Reading it needs no torch.
 import json
 import platform
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,16 @@ def debian_packages() -> list[dict[str, str]]:
     return [dict(zip(fields, line.split("\t"), strict=True)) for line in listed.output.splitlines()]
 
 
+def parts() -> dict[str, int]:
+    """Bytes on disk of every wheel that is installed here, the largest first."""
+    sizes: dict[str, int] = {}
+    for wheel in metadata.distributions():
+        files = [Path(str(wheel.locate_file(file))) for file in wheel.files or ()]
+        # what the trimming took is still listed
+        sizes[wheel.name] = sum(path.stat().st_size for path in files if path.is_file())
+    return dict(sorted(sizes.items(), key=lambda part: -part[1]))
+
+
 def complete(facts: dict[str, Any]) -> dict[str, Any]:
     """`facts` of the host (variant, base, wheels) with the image's own Python and packages."""
     return {
@@ -32,6 +43,7 @@ def complete(facts: dict[str, Any]) -> dict[str, Any]:
         **facts,
         "python": platform.python_version(),
         "debian": debian_packages(),
+        "parts": parts(),
     }
 
 

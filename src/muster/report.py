@@ -44,6 +44,14 @@ def build(result: image.Result) -> str:
     return f"{found.ref} {identity} {size.decimal(found.size)}, {state} in {result.seconds:.1f} s"
 
 
+def largest(facts: Mapping[str, Any], count: int = 8) -> RenderableType:
+    """The largest wheels of an image, as they are in it after trimming and stripping."""
+    table = _table("largest parts", "unpacked")
+    for name, part in list(facts["parts"].items())[:count]:
+        table.add_row(Text(name), size.decimal(part))
+    return table
+
+
 def comparison(found: layers.Comparison) -> str:
     """What the comparison of two images came to; the first difference on a line of its own."""
     same = f"{found.layers} layers, {found.same} of them the very same"

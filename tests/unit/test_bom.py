@@ -21,7 +21,10 @@ def test_the_host_s_facts_are_completed_by_what_the_image_can_tell(
     (tmp_path / "facts.json").write_text('{"variant": "cpu", "wheels": []}')
     monkeypatch.setattr(sys, "argv", ["bom", str(tmp_path / "facts.json")])
     bom.main()
-    assert json.loads(capsys.readouterr().out) == {
+    complete = json.loads(capsys.readouterr().out)
+    sizes = list(complete.pop("parts").values())
+    assert sizes == sorted(sizes, reverse=True)
+    assert complete == {
         "schema": bom.SCHEMA,
         "variant": "cpu",
         "wheels": [],
@@ -31,3 +34,15 @@ def test_the_host_s_facts_are_completed_by_what_the_image_can_tell(
             {"name": "python3", "version": "3.13.5-1", "architecture": "amd64"},
         ],
     }
+
+
+def test_a_wheel_weighs_what_is_left_of_it_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "tiny-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+    (info / "RECORD").write_text("tiny.py,,\ntrimmed.a,,\n")
+    (tmp_path / "tiny.py").write_bytes(b"x" * 1234)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert bom.parts() == {"tiny": 1234}
