@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import signal
 import tarfile
@@ -81,6 +82,19 @@ def test_the_bill_of_materials_is_the_lock_and_dpkgs_list(
     }
     assert next(iter(bom["parts"])) == "torch"
     assert bom["base"]["origin"] == built.image.labels[image.LABEL_BASE]
+
+
+def test_the_sbom_lists_what_the_bill_of_materials_lists(
+    client: docker.DockerClient, tmp_path: Path
+) -> None:
+    code, output = run("build", "--sbom", str(tmp_path / "cpu.cdx.json"))
+    assert code == 0, output
+    assert re.search(r"^torch +\d+ MB$", output, re.MULTILINE)
+    sbom = json.loads((tmp_path / "cpu.cdx.json").read_text())
+    bom = json.loads(in_image(client, "cat", "/opt/muster/bom.json"))
+    assert sbom["bomFormat"] == "CycloneDX"
+    names = {component["name"] for component in sbom["components"]}
+    assert names >= {part["name"] for part in [*bom["wheels"], *bom["debian"]]}
 
 
 def test_it_runs_as_an_ordinary_user_who_cannot_change_it(client: docker.DockerClient) -> None:
