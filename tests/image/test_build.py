@@ -14,7 +14,7 @@ import pytest
 from tests.image.harness import ROOT, Muster, Recorder, run, wait_until, yes
 
 from muster import cache, context, image, pins
-from muster.engine import Engine, Image
+from muster.engine import Engine
 from muster.errors import BaseNotFound, BuildFailed, WheelhouseIncomplete
 from muster.pins import Pins, Variant
 
@@ -39,6 +39,14 @@ def checkout(tmp_path: Path, built: image.Result, engine: Engine) -> Iterator[Pa
     assert restored.labels == built.image.labels
 
 
+@pytest.fixture
+def tagged(engine: Engine) -> str:
+    """The id of muster:cpu before the test."""
+    found = engine.image("muster:cpu")
+    assert found is not None
+    return found.id
+
+
 def build(engine: Engine, checkout: Path, **wishes: str | bool) -> image.Result:
     pinned = pins.read(checkout / "docker")
     variant = pinned.variant("cpu")
@@ -49,8 +57,8 @@ def build(engine: Engine, checkout: Path, **wishes: str | bool) -> image.Result:
     return image.build(engine, context.Checkout(checkout), pinned, request, yes, Recorder())
 
 
-def layers(client: docker.DockerClient, found: Image) -> list[str]:
-    names: list[str] = client.images.get(found.id).attrs["RootFS"]["Layers"]
+def layers(client: docker.DockerClient, image_id: str) -> list[str]:
+    names: list[str] = client.images.get(image_id).attrs["RootFS"]["Layers"]
     return names
 
 
@@ -137,13 +145,13 @@ def test_no_wheel_no_list_and_no_secret_stays_in_the_image(client: docker.Docker
 
 
 def test_a_change_in_train_changes_one_small_layer(
-    checkout: Path, engine: Engine, client: docker.DockerClient, built: image.Result
+    checkout: Path, engine: Engine, client: docker.DockerClient, tagged: str
 ) -> None:
-    before = layers(client, built.image)
+    before = layers(client, tagged)
     script = checkout / "train/all_reduce.py"
     script.write_text(script.read_text() + "\n# changed\n")
     result = build(engine, checkout)
-    after = layers(client, result.image)
+    after = layers(client, result.image.id)
     assert result.built
     assert len(after) == len(before)
     assert sum(a != b for a, b in zip(after, before, strict=True)) == 1
@@ -217,14 +225,6 @@ def test_a_base_that_nobody_has_is_wrong_input(engine: Engine) -> None:
 
 
 # ---- how it breaks off --------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tagged(engine: Engine) -> str:
-    """The id of muster:cpu before the test."""
-    found = engine.image("muster:cpu")
-    assert found is not None
-    return found.id
 
 
 @pytest.fixture
