@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import docker
+import psutil
 import pytest
 
 from muster.engine import LABEL_OWNER
@@ -91,7 +92,20 @@ def run(*words: str, root: Path = ROOT, **environment: str) -> tuple[int, str]:
 
 
 def left_on(client: docker.DockerClient) -> list[str]:
-    """Muster's containers and networks on the Engine, by name."""
-    containers = client.containers.list(all=True, filters={"label": LABEL_OWNER})
-    networks = client.networks.list(names=["muster"])
-    return [str(container.name) for container in containers] + [str(n.name) for n in networks]
+    """The containers of this test's commands on the Engine; another run's are none of ours."""
+    containers = client.containers.list(
+        all=True, filters={"label": LABEL_OWNER}, ignore_removed=True
+    )
+    return [str(each.name) for each in containers if _is_ours(each.labels[LABEL_OWNER])]
+
+
+def _is_ours(owner: str) -> bool:
+    """Whether a command of this process, or one that has ended, owns the container."""
+    _, pid, started = owner.rsplit(" ", 2)
+    try:
+        process = psutil.Process(int(pid))
+        if f"{process.create_time():.1f}" != started:
+            return True
+        return os.getpid() in (process.pid, *(parent.pid for parent in process.parents()))
+    except psutil.NoSuchProcess:
+        return True

@@ -7,10 +7,10 @@ import pytest
 from tests.image.harness import ROOT
 
 README = (ROOT / "README.md").read_text()
-# blocks that are indented by four spaces, a backslash joins a line to the next
+# lines that are indented by four spaces, a backslash joins the next one, which has eight
 COMMANDS = [
     " ".join(block.replace("\\\n", " ").split())
-    for block in re.findall(r"(?:^    .*\n)+", README, re.MULTILINE)
+    for block in re.findall(r"^    \S.*\n(?:^        \S.*\n)*", README, re.MULTILINE)
 ]
 
 
