@@ -15,6 +15,8 @@ import docker
 import pytest
 from tests.image.harness import ROOT, run
 
+from muster import cache
+
 STAND_IN = Path(__file__).with_name("nccl-tests-stand-in")
 # the code that NCCL gives its version, and what the toolkit is told
 FACTS = {"cu13": ("23007", "cuda>=13.0"), "cu12": ("22705", "cuda>=12.0")}
@@ -154,18 +156,18 @@ print("cubin:", len(kernel.asm["cubin"]) > 0)
 
 
 def test_without_the_source_it_goes_on_and_says_so(
-    checkout: Path, variant: str, built: str
+    checkout: Path, variant: str, built: str, tmp_path: Path
 ) -> None:
     assert "WITHOUT" not in built
     unreachable = {
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": "url./nonexistent/.insteadOf",
         "GIT_CONFIG_VALUE_0": "file:///",
-        "XDG_CACHE_HOME": str(checkout.parent / "cache"),
+        "XDG_CACHE_HOME": str(tmp_path),
     }
-    wheels = Path.home() / ".cache/muster/wheels"
-    (checkout.parent / "cache/muster").mkdir(parents=True)
-    (checkout.parent / "cache/muster/wheels").symlink_to(wheels)
+    wheels = cache.folder() / "wheels"
+    (tmp_path / "muster").mkdir()
+    (tmp_path / "muster/wheels").symlink_to(wheels)
     code, output = run("build", "--variant", variant, root=checkout, **unreachable)
     assert code == 0, output
     assert "WITHOUT nccl-tests: the source of nccl-tests cannot be had" in output
