@@ -69,10 +69,17 @@ class Contents:
     nccl_tests_commit: str
 
 
-def fingerprint(checkout: Checkout, variant: Variant, wishes: str) -> str:
-    """A hash over all that goes into the image, `wishes` among it: same hash, same image."""
+def fingerprint(
+    checkout: Checkout, variant: Variant, wishes: str, *, without: tuple[str, ...] = ()
+) -> str:
+    """A hash over all that goes into the image, `wishes` among it: same hash, same image.
+
+    Files whose name in the context begins with one of `without` do not count.
+    """
     digest = hashlib.sha256()
-    files = {**checkout.staged(), "lock.txt": variant.lock_path}
+    staged = checkout.staged().items()
+    files = {name: path for name, path in staged if not name.startswith(without)}
+    files["lock.txt"] = variant.lock_path
     if variant.nvcc_lock_path.is_file():
         files["nvcc.txt"] = variant.nvcc_lock_path
     for name, path in sorted(files.items()):

@@ -35,6 +35,7 @@ from muster.progress import Progress
 SCHEMA = 1
 
 LABEL_BASE = "io.muster.base"
+LABEL_GROUND = "io.muster.ground"
 LABEL_INPUTS = "io.muster.inputs"
 LABEL_RECIPE = "io.muster.recipe"
 LABEL_NCCL_TESTS = "io.muster.nccl-tests"
@@ -89,10 +90,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Result:
-    """What `build` ended with. `seconds` from its start, `built` False when nothing was to do."""
+    """What `build` ended with. `seconds` from its start, `built` False when nothing was to do.
+
+    `same_ground`: nothing but train/ and the suite changed, so the proofs of before still hold.
+    """
 
     image: Image
     built: bool
+    same_ground: bool
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,6 +131,7 @@ def build(
     ground_id = given.id if given else f"{variant.base.ref} {bootstrap.recipe(checkout.docker)}"
     wishes = f"{ground_id} {pinned.nccl_tests} {request.archs} {request.slim}"
     inputs = context.fingerprint(checkout, variant, wishes)
+    ground_inputs = context.fingerprint(checkout, variant, wishes, without=("train/", "smoke/"))
     with context.lock(variant, progress):
         image = before = engine.image(request.ref)
         current = image is not None and image.labels.get(LABEL_INPUTS) == inputs
@@ -138,7 +144,9 @@ def build(
             client = buildkit.find_client(engine.address.client_flags, engine.address.builder)
             contents = _contents(pinned, request, source, progress)
             ground = given or _base(engine, checkout, variant, confirm, progress)
-            plan = _Plan(request, pinned.nccl_tests, ground, inputs, source is not None)
+            plan = _Plan(
+                request, pinned.nccl_tests, ground, inputs, ground_inputs, source is not None
+            )
             with context.staged(checkout, variant, contents, plan.facts(checkout)) as folder:
                 _build(engine, client, plan.order(folder), progress)
             image = engine.image(request.ref)
@@ -146,7 +154,15 @@ def build(
                 engine.discard(before)
     if image is None:
         raise EngineLost("the build", f"{request.ref} is not on it after the build")
-    return Result(image, built, round(time.monotonic() - started, 3))
+    same_ground = (
+        not request.no_cache
+        and before is not None
+        and all(
+            before.labels.get(name) == image.labels.get(name)
+            for name in (LABEL_GROUND, LABEL_BASE, LABEL_NCCL_TESTS)
+        )
+    )
+    return Result(image, built, same_ground, round(time.monotonic() - started, 3))
 
 
 def _nccl_tests(pin: NcclTests, request: Request, progress: Progress) -> Path | None:
@@ -205,6 +221,7 @@ class _Plan:
     pin: NcclTests
     ground: Base
     inputs: str
+    ground_inputs: str
     with_nccl_tests: bool
 
     @property
@@ -242,6 +259,7 @@ class _Plan:
             LABEL_VARIANT: variant.name,
             LABEL_BASE: ground.origin.value,
             LABEL_INPUTS: self.inputs,
+            LABEL_GROUND: self.ground_inputs,
             LABEL_NCCL_TESTS: self._nccl_tests_label(),
         }
         if self.request.slim:

@@ -92,7 +92,7 @@ def test_the_verdict_has_its_colour_on_a_terminal(steps: tuple[Step, ...], colou
 @pytest.mark.parametrize(("built", "words"), [(True, "built"), (False, "up to date")])
 def test_a_build_is_one_line(built: bool, words: str) -> None:
     found = Image("muster:cpu", "sha256:0123456789abcdef", 1_500_000_000, {}, "amd64")
-    line = report.build(image.Result(found, built, 12.34))
+    line = report.build(image.Result(found, built, False, 12.34))
     assert line == f"muster:cpu 0123456789ab 1.5 GB, {words} in 12.3 s"
 
 
