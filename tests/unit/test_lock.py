@@ -149,15 +149,8 @@ class Repository:
 
 
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
-    folder = tmp_path / "served"
-    folder.mkdir()
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    found = Served(folder)
+def served(served: Path) -> Served:
+    found = Served(served)
     for name in lock.BESIDE_TORCH:
         found.add(name, "1.0")
     found.add("helper", "1.0")

@@ -45,19 +45,6 @@ def make_wheel(
 
 
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that is all that pip finds wheels in."""
-    folder = tmp_path / "served"
-    folder.mkdir()
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    return folder
-
-
-@pytest.fixture
 def house(tmp_path: Path) -> Wheelhouse:
     return Wheelhouse(tmp_path / "cache/wheels")
 
