@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TERM_GRACE_S = 5.0
+# Python warns of a Popen that is dropped while its program runs; a daemon is meant to run on
+_daemons: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass(frozen=True)
@@ -105,13 +107,15 @@ def start(
 def spawn(argv: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     """A daemon that outlives this command, its output appended to `log`."""
     with log.open("ab") as output:
-        return subprocess.Popen(
+        daemon = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    _daemons.append(daemon)
+    return daemon
 
 
 def end(child: subprocess.Popen[bytes]) -> None:

@@ -15,7 +15,7 @@ from muster.engine import Ask, AskRefused, ContainerSpec, Engine
 pytestmark = pytest.mark.usefixtures("built")
 
 STEPS = [
-    *("versions", "shm_size", "memlock", "rdma_libraries", "nccl_switches"),
+    *("versions", "image", "shm_size", "memlock", "rdma_libraries", "nccl_switches"),
     *("all_reduce", "ddp_demo", "dataloader_shm"),
 ]
 

@@ -12,7 +12,7 @@ import pytest
 from tests.image.harness import Recorder
 
 from muster import image, pins, proofs, verify
-from muster.engine import Engine
+from muster.engine import ContainerSpec, Engine
 from muster.errors import ImageNotBuilt, NotMustersImage, ProofsDidNotReport
 from muster.finding import Outcome, Verdict
 from muster.pins import Pins, Variant
@@ -122,6 +122,23 @@ def test_a_damage_is_named_and_nothing_else(
     result = verify.verify(engine, pinned, cpu, Recorder(), ref)
     assert named(result) == {proof: where}
     assert result.verdict is Verdict.NOT_READY
+
+
+def test_the_smoke_suite_names_it_too_and_as_an_ordinary_user(
+    engine: Engine, pinned: Pins, derive: Derive
+) -> None:
+    stray = f"{SITE}/sitecustomize.py"
+    ref = derive(f"RUN touch {stray} && cp /bin/true /usr/local/bin/gcc", "USER 1000:1000")
+    suite = (
+        "python -m pytest /opt/muster/smoke -k test_image -p no:terminal --nproc-per-node 1"
+        " --train /opt/muster/train --report-log /tmp/log; cat /tmp/log"
+    )
+    spec = ContainerSpec(image=ref, command=("sh", "-c", suite), shm_bytes=pinned.shm_bytes)
+    with engine.run(spec) as container:
+        entries = [json.loads(line) for line in container.lines() if line.startswith("{")]
+    (call,) = (each for each in entries if each.get("when") == "call")
+    found = [value["where"] for key, value in call["user_properties"] if key == "finding"]
+    assert found == [stray, "/usr/local/bin/gcc"]
 
 
 def test_what_the_image_promises_on_its_outside_is_compared(

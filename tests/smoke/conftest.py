@@ -23,11 +23,11 @@ DEFAULT_LIMIT_S = 30.0
 
 
 class StepFailed(Exception):
-    """The step found something wrong; the Finding says what."""
+    """The step found something wrong; the Findings say what."""
 
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(finding.what)
-        self.finding = finding
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        super().__init__(findings[0].what)
+        self.findings = findings
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,7 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     if call.excinfo is not None and isinstance(call.excinfo.value, StepFailed):
-        item.user_properties.append(("finding", call.excinfo.value.finding.to_dict()))
+        for finding in call.excinfo.value.findings:
+            item.user_properties.append(("finding", finding.to_dict()))
     return (yield)
 
 
@@ -71,6 +72,10 @@ class Step:
         """What the step measured, for the table."""
         self.properties.append(("measure", text))
 
+    def note(self, text: str) -> None:
+        """A line that is kept with the step, for the report."""
+        print(text)
+
     def warn(self, **texts: str) -> None:
         """A Finding that does not fail the step."""
         finding = Finding(severity=Severity.WARNING, where=self.name, **texts)
@@ -78,7 +83,7 @@ class Step:
 
     def fail(self, **texts: str) -> NoReturn:
         """The Finding that fails the step."""
-        raise StepFailed(Finding(severity=Severity.ERROR, where=self.name, **texts))
+        raise StepFailed([Finding(severity=Severity.ERROR, where=self.name, **texts)])
 
     def run(self, argv: Sequence[str]) -> process.Completed:
         """Run a program within the step's limit; its output is kept with the step."""

@@ -5,15 +5,17 @@ import json
 import os
 import platform
 import resource
+from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import Step
+from conftest import Step, StepFailed
 
-from muster import bom, size
+from muster import bom, proofs, size
+from muster.finding import Outcome
 
 LOCK_BYTES = 64 * 2**20
 
@@ -75,6 +77,21 @@ def _versions(facts: dict[str, object]) -> Iterator[tuple[str, str, str | None]]
         except metadata.PackageNotFoundError:
             found = None
         yield wheel["name"], wheel["version"], found
+
+
+@pytest.mark.limit(180)
+def test_image(step: Step) -> None:
+    """The files of the image are those that its bill of materials names, with one NCCL."""
+    if not bom.PATH.exists():
+        pytest.skip(f"not in Muster's image: no {bom.PATH}")
+    image = proofs.around()
+    made = [proofs.proof(claim, image) for claim in proofs.CLAIMS]
+    for proof in made:
+        step.note(f"{proof.name}: {proof.outcome}. {proof.evidence}")
+    if findings := [proof.finding for proof in made if proof.finding is not None]:
+        raise StepFailed(findings)
+    counts = Counter(proof.outcome for proof in made)
+    step.measure(", ".join(f"{counts[each]} {each}" for each in Outcome if counts[each]))
 
 
 def test_shm_size(step: Step, request: pytest.FixtureRequest) -> None:

@@ -1,10 +1,12 @@
 """The door to other programs, with real ones: what they said, their limit, nothing left behind."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -185,6 +187,15 @@ def test_a_descriptor_can_be_handed_over() -> None:
         child.wait()
     with os.fdopen(reader) as handed:
         assert handed.read() == "here\n"
+
+
+def test_a_daemon_may_be_forgotten_while_it_runs(tmp_path: Path) -> None:
+    # a Popen that is dropped while its program runs warns, and a warning fails the tests
+    daemon = weakref.ref(process.spawn(["sleep", "60"], tmp_path / "log"))
+    gc.collect()
+    kept = daemon()
+    assert kept is not None
+    process.end(kept)
 
 
 def test_a_daemon_has_its_own_session_and_appends_to_its_log(tmp_path: Path) -> None:
