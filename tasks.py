@@ -22,14 +22,24 @@ try:
     from rich.console import Console
     from rich.status import Status
 
-    from muster import bom, context, dockerd, image, layers, node, pins, report
+    from muster import bom, context, dockerd, image, launch, layers, node, pins, report
     from muster import engine as engines
+    from muster import fabric as fabrics_
     from muster import lock as locking
     from muster import sbom as cyclonedx
     from muster import smoke as suite
     from muster import verify as proving
     from muster.errors import DiskFull, ExitCode, MusterError
     from muster.finding import Verdict
+    from muster.finding import verdict as finding_verdict
+    from muster.manifests import documents
+    from muster.manifests import examples as exemplary
+    from muster.manifests import lint as linting
+    from muster.manifests import render as rendering
+    from muster.manifests import spec as specs
+    from muster.rehearse import faults
+    from muster.rehearse import rehearsal as rehearsals
+    from muster.topology import NodeRange, positive
 except ModuleNotFoundError as missing:
     package = str(missing.name).partition(".")[0]
     sys.stderr.write(f"Muster needs the package {package}: run ./invokew in place of invoke\n")
@@ -142,6 +152,8 @@ def _unforeseen(error: Exception) -> str:
 # ---- the commands -------------------------------------------------------------------------------
 
 VARIANT = {"variant": "a row of docker/pins.toml (default: by this node's NVIDIA driver)"}
+FABRICS = ROOT / "k8s/fabrics"
+SLIM = {"slim": "the image that build --slim made"}
 JSON = {"json": "also write the result as JSON to this file"}
 
 
@@ -222,7 +234,7 @@ def build(
             _end(proved.verdict)
 
 
-@task(help={"slim": "the image that build --slim made", **VARIANT, **JSON})
+@task(help={**SLIM, **VARIANT, **JSON})
 def verify(
     _c: Context, variant: str | None = None, slim: bool = False, json: str | None = None
 ) -> None:
@@ -276,6 +288,7 @@ def compare_images(_c: Context, left: str, right: str, times: bool = False) -> N
         "step-timeout": "seconds that every step may take, in place of its own limit",
         "here": "without a container; --here=PYTHON names the interpreter that has torch",
         "junit": "also write the steps as JUnit XML to this file",
+        **SLIM,
         **VARIANT,
         **JSON,
     },
@@ -288,6 +301,7 @@ def smoke(
     shm_size: str | None = None,
     step_timeout: str | None = None,
     here: str | None = None,
+    slim: bool = False,
     json: str | None = None,
     junit: str | None = None,
 ) -> None:
@@ -304,13 +318,224 @@ def smoke(
         else:
             found = engines.ensure(terminal.confirm, terminal)
             terminal.say(f"variant {row.name} ({why})")
-            result = suite.in_container(found, row, machine, settings, terminal)
+            ref = image.Request(row, (), slim=slim).ref
+            result = suite.in_container(found, row, ref, machine, settings, terminal)
         terminal.quiet()
         terminal.console.print(report.smoke(result))
         _write_json(paths[0], result.to_dict())
         if paths[1] is not None:
             report.write(paths[1], report.junit(result))
         _end(result.verdict)
+
+
+@task(
+    help={
+        "name": "of the job: a DNS label",
+        "image": "REGISTRY/NAME@sha256:DIGEST",
+        "nnodes": "pods, one a node; MIN:MAX for an elastic job",
+        "nproc-per-node": "ranks in each pod: one a GPU",
+        "fabric": "what joins the nodes: ./invokew fabrics lists them (default: tcp)",
+        "kind": "job, jobset or trainjob (default: job)",
+        "kubernetes": "the cluster's version, 1.34 to 1.37 (default: 1.37)",
+        "namespace": "default: default",
+        "script": "what the ranks run (default: train/ddp_demo.py); its arguments follow --",
+        "code": "image: the script is in it; configmap: the manifest carries it",
+        "cpu": "nodes without GPUs",
+        "memory": "limit of a pod, e.g. 64g",
+        "shm-size": "its /dev/shm, within that limit",
+        "max-restarts": "of the ranks, and of a node (default: 3)",
+        "checkpoint": "pvc:NAME, mounted at /checkpoint",
+        "checkpoint-s": "seconds that the ranks have to save their work when told to end",
+        "deadline-s": "seconds after which Kubernetes ends the job",
+        "ttl-s": "seconds after which it removes the ended job",
+        "queue": "Kueue's LocalQueue",
+        "topology": "label of the level that all pods are to share, with --queue or --gang",
+        "gang": "schedule all pods or none, by Kubernetes 1.37 itself",
+        "priority-class": "of the pods",
+        "node-selector": "KEY=VALUE, again for more",
+        "tolerations": "KEY[=VALUE][:EFFECT], again for more",
+        "env": "NAME=VALUE for every rank, again for more",
+        "spec": "a TOML or YAML file with these fields; flags go before it",
+        "output": "the file to write, - for standard output (default: NAME.yaml)",
+        **JSON,
+    },
+    iterable=["node_selector", "tolerations", "env"],
+)
+def render(
+    _c: Context,
+    name: str | None = None,
+    image: str | None = None,
+    nnodes: str | None = None,
+    nproc_per_node: str | None = None,
+    fabric: str | None = None,
+    kind: str | None = None,
+    kubernetes: str | None = None,
+    namespace: str | None = None,
+    script: str | None = None,
+    code: str | None = None,
+    cpu: bool = False,
+    memory: str | None = None,
+    shm_size: str | None = None,
+    max_restarts: str | None = None,
+    checkpoint: str | None = None,
+    checkpoint_s: str | None = None,
+    deadline_s: str | None = None,
+    ttl_s: str | None = None,
+    queue: str | None = None,
+    topology: str | None = None,
+    gang: bool = False,
+    priority_class: str | None = None,
+    node_selector: list[str] | None = None,
+    tolerations: list[str] | None = None,
+    env: list[str] | None = None,
+    spec: str | None = None,
+    output: str | None = None,
+    json: str | None = None,
+) -> None:
+    """Write the Kubernetes manifest of a training job, checked. No time, no cluster."""
+    given = {key: value for key, value in locals().items() if key not in _NOT_OF_A_SPEC}
+    with command() as terminal:
+        path = _writable(json)
+        asked = specs.from_flags({**given, "arguments": _after_dashes()})
+        if spec is not None:
+            asked = {**specs.from_file(Path(spec)), **asked}
+        wanted = specs.build(asked, FABRICS)
+        target = output or f"{wanted.name}.yaml"
+        manifest = rendering.render(wanted, ROOT)
+        objects = documents.parse(manifest, target)
+        findings = linting.lint(objects, kubernetes=wanted.kubernetes, fabric=wanted.fabric)
+        if target == "-":
+            terminal.say(manifest.rstrip("\n"))
+        else:
+            report.write(_writable(target) or Path(target), manifest.encode())
+            terminal.errors.print(report.findings(findings))
+            terminal.say(report.rendered(target, wanted))
+        _write_json(path, report.lint("render", target, findings))
+        _end(finding_verdict(findings))
+
+
+_NOT_OF_A_SPEC = frozenset({"_c", "spec", "output", "json"})
+
+
+def _after_dashes() -> list[str]:
+    """The words after --, each on its own: Invoke joins them."""
+    return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+
+
+@task(
+    name="lint-manifest",
+    help={
+        "file": "the manifest of a training job, Muster's or another's",
+        "kubernetes": "the cluster's version, 1.34 to 1.37 (default: 1.37)",
+        "fabric": "also compare it with what this fabric needs",
+        **JSON,
+    },
+)
+def lint_manifest(
+    _c: Context,
+    file: str,
+    kubernetes: str | None = None,
+    fabric: str | None = None,
+    json: str | None = None,
+) -> None:
+    """Check a manifest before it is applied: schema and meaning. No time, no cluster."""
+    with command() as terminal:
+        path = _writable(json)
+        objects = documents.read(Path(file))
+        linting.require_torchrun(objects)
+        meant = fabrics_.read(FABRICS, fabric) if fabric else None
+        version = kubernetes or specs.KUBERNETES[-1]
+        findings = linting.lint(objects, kubernetes=version, fabric=meant)
+        terminal.console.print(report.findings(findings))
+        verdict = finding_verdict(findings)
+        terminal.say(verdict)
+        _write_json(path, report.lint("lint-manifest", file, findings))
+        _end(verdict)
+
+
+@task(help=JSON)
+def fabrics(_c: Context, json: str | None = None) -> None:
+    """List what may join nodes, and what each asks of a pod. A second, no cluster."""
+    with command() as terminal:
+        path = _writable(json)
+        known = [fabrics_.read(FABRICS, name) for name in fabrics_.names(FABRICS)]
+        terminal.console.print(report.fabrics(known))
+        _write_json(
+            path, {"command": "fabrics", "fabrics": [report.fabric(each) for each in known]}
+        )
+
+
+@task(
+    help={
+        "nnodes": "machines, or MIN:MAX",
+        "nproc-per-node": "ranks on each: one a GPU",
+        "host": "name or address of machine 0, as the others reach it",
+        "rdzv-id": "the job's name (default: muster)",
+        "script": "what the ranks run; its arguments follow --",
+    }
+)
+def torchrun(
+    _c: Context,
+    nnodes: str,
+    nproc_per_node: str,
+    host: str,
+    script: str = "train/ddp_demo.py",
+    rdzv_id: str = "muster",
+) -> None:
+    """Print the command that starts each machine of a job, without Kubernetes. No time."""
+    with command() as terminal:
+        nodes = NodeRange.parse("--nnodes", nnodes)
+        ranks = positive("--nproc-per-node", nproc_per_node)
+        meeting = launch.Rendezvous(rdzv_id, host)
+        for index in range(nodes.most):
+            terminal.say(f"# machine {index}{': ' + host if index == 0 else ''}")
+            terminal.say(launch.by_hand(nodes, ranks, meeting, script, _after_dashes(), index))
+
+
+@task(
+    help={
+        "file": "the manifest: of a Job, a JobSet, a TrainJob or of plain pods",
+        "fault": "what goes wrong, e.g. leader-killed; any other word lists them",
+        "image": "an image on this Engine in the place of the manifest's",
+        "nproc-per-node": "ranks in each pod (default: as many as this machine can)",
+        "limit": "seconds that the job may take (default: 300)",
+        **JSON,
+    }
+)
+def rehearse(
+    _c: Context,
+    file: str,
+    fault: str | None = None,
+    image: str | None = None,
+    nproc_per_node: str | None = None,
+    limit: str | None = None,
+    json: str | None = None,
+) -> None:
+    """Play a manifest's pods on this Engine, and say READY or NOT READY. Half a minute."""
+    with command() as terminal:
+        path = _writable(json)
+        wish = rehearsals.Wish(
+            image=image,
+            nproc_per_node=positive("--nproc-per-node", nproc_per_node) if nproc_per_node else None,
+            limit_s=positive("--limit", limit) if limit else rehearsals.LIMIT_S,
+            plan=faults.parse(fault) if fault else faults.Plan(),
+        )
+        objects = documents.read(Path(file))
+        found = engines.ensure(terminal.confirm, terminal)
+        result = rehearsals.rehearse(found, objects, wish, terminal)
+        terminal.quiet()
+        terminal.console.print(report.rehearsal(result))
+        _write_json(path, result.to_dict())
+        _end(result.verdict)
+
+
+@task
+def examples(_c: Context) -> None:
+    """Render k8s/examples anew, after a change of k8s/ or of render. A few seconds."""
+    with command() as terminal:
+        for name, text in exemplary.examples(ROOT).items():
+            report.write(ROOT / "k8s/examples" / name, text.encode())
+            terminal.say(f"k8s/examples/{name}")
 
 
 @task
@@ -334,8 +559,8 @@ def test(_c: Context) -> None:
 
 @task
 def bench(_c: Context) -> None:
-    """Measure the speed goals side by side with plain docker. Ten minutes, needs an image."""
-    _run_all(["python", "bench/image.py"])
+    """Measure the speed goals side by side with plain docker. 40 minutes, 20 GB of disk."""
+    _run_all(["python", "-m", "bench.image"], ["python", "-m", "bench.sizes"])
 
 
 def _run_all(*programs: list[str]) -> None:

@@ -101,8 +101,9 @@ def build(client: Client, order: Build, progress: Progress) -> None:
     )
     if done.ok:
         return
-    if "no space left on device" in done.output.lower():
-        raise DiskFull("the Engine's", done.last_lines(1)[0])
+    output = done.output.splitlines()
+    if full := [line for line in output if "no space left on device" in line.lower()]:
+        raise DiskFull("the Engine's", full[0].strip())
     step, lines = log.failed or (f"docker build ({done.ending})", done.last_lines())
     raise BuildFailed(step, lines)
 

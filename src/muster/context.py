@@ -18,10 +18,12 @@ from muster.progress import Progress
 # the floors of muster that the smoke suite and the bill of materials need in the image
 LIBRARY = (
     "__init__.py",
+    "agent.py",
     "bom.py",
     "errors.py",
     "finding.py",
     "launch.py",
+    "launcher.py",
     "process.py",
     "proofs.py",
     "size.py",

@@ -6,8 +6,10 @@ SDK has no BuildKit, https://github.com/docker/docker-py/issues/2230.
 
 import contextlib
 import io
+import itertools
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import tarfile
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -153,6 +155,30 @@ class ContainerSpec:
     user: str | None = None
     entrypoint: tuple[str, ...] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    # reaps what torchrun's ranks leave, as a pod's pause process does
+    init: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a container of a Stage stands, as a pod does: its names, its files, its rights.
+
+    `aliases` are its further names on the Stage's network, `tmpfs` and `volumes` (by name) are
+    mounted at their folders. `beside` is a container whose network it shares.
+    """
+
+    hostname: str | None = None
+    domain: str | None = None
+    aliases: tuple[str, ...] = ()
+    beside: "Container | None" = None
+    tmpfs: tuple[str, ...] = ()
+    volumes: Mapping[str, str] = field(default_factory=dict)
+    memory_bytes: int | None = None
+    groups: tuple[str, ...] = ()
+    cap_drop: tuple[str, ...] = ()
+    read_only: bool = False
+    no_new_privileges: bool = False
+    working_folder: str | None = None
 
 
 class Container:
@@ -171,6 +197,38 @@ class Container:
     @property
     def name(self) -> str:
         return str(self._container.name)
+
+    def all_lines(self) -> Iterator[str]:
+        """Lines of both outputs, as they come, until the container ends."""
+        rest = {0: b"", 1: b""}
+        with contextlib.suppress(*_LOST):
+            for parts in self._output:
+                for number, part in enumerate(parts):
+                    *whole, rest[number] = (rest[number] + (part or b"")).split(b"\n")
+                    for line in whole:
+                        yield line.decode(errors="replace")
+        yield from (last.decode(errors="replace") for last in rest.values() if last)
+
+    def exit_code(self) -> int | None:
+        """Its exit code; None while it runs. EngineLost when nobody answers."""
+        with _answers("a look at a container"):
+            self._container.reload()
+        state = self._container.attrs["State"]
+        return None if state["Running"] or state["Status"] == "created" else int(state["ExitCode"])
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to its first process, if that still runs."""
+        # 409: it ended a moment ago
+        with _answers("a signal"), contextlib.suppress(docker.errors.APIError):
+            self._container.kill(signal=number.name)
+
+    def execute(self, argv: Sequence[str], *, user: str = "") -> str:
+        """What `argv` prints, run in the container; "" when that ended a moment ago."""
+        with _answers("a command in a container"), contextlib.suppress(docker.errors.APIError):
+            done = self._container.exec_run(list(argv), user=user)
+            assert isinstance(done.output, bytes)
+            return done.output.decode(errors="replace")
+        return ""
 
     def lines(self) -> Iterator[str]:
         """Lines of standard output until the container ends; `stderr` keeps the other's last."""
@@ -273,9 +331,7 @@ class Engine:
         """The file `path` of the image `ref`; EngineRefused when it has none."""
         run_id = uuid.uuid4().hex[:12]
         with _answers("a look into an image"), _refuses(f"to read {path} of {ref}"):
-            container = self._client.containers.create(
-                ref, labels={LABEL_RUN: run_id, LABEL_OWNER: _owner()}
-            )
+            container = self._client.containers.create(ref, labels=_labels(run_id))
             try:
                 chunks, _ = container.get_archive(path)
                 with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
@@ -296,6 +352,17 @@ class Engine:
                 self._client.images.remove(image.id)
 
     @contextlib.contextmanager
+    def stage(self) -> Iterator["Stage"]:
+        """A network of its own for containers that stand for pods; all is removed on leaving."""
+        run_id = uuid.uuid4().hex[:12]
+        with _reaper(run_id), contextlib.ExitStack() as open_streams:
+            try:
+                yield Stage(self._client, run_id, open_streams)
+            finally:
+                with contextlib.suppress(EngineLost):  # the next sweep tries again
+                    self.remove_run(run_id)
+
+    @contextlib.contextmanager
     def run(self, spec: ContainerSpec) -> Iterator[Container]:
         """The started container of `spec`; removed by force on leaving, however that happens.
 
@@ -306,9 +373,7 @@ class Engine:
             try:
                 with _answers("the start of a container"), _refuses_asks(spec):
                     container = self._client.containers.create(
-                        name=f"muster-{run_id}",
-                        labels={LABEL_RUN: run_id, LABEL_OWNER: _owner()},
-                        **_create_options(spec),
+                        name=f"muster-{run_id}", labels=_labels(run_id), **_create_options(spec)
                     )
                     # attached before the start: no line is missed, whatever the log driver
                     output = self._client.api.attach(str(container.id), stream=True, demux=True)
@@ -327,9 +392,12 @@ class Engine:
         """Remove containers of Muster's commands on this host that are gone; how many."""
         with _answers("a sweep"):
             mine = self._containers(LABEL_OWNER)
-        stale = [container for container in mine if _is_gone(container.labels[LABEL_OWNER])]
-        for container in stale:
-            self.remove_run(container.labels[LABEL_RUN])
+            networks = self._client.networks.list(filters={"label": LABEL_OWNER})
+        stale = [each for each in mine if _is_gone(each.labels[LABEL_OWNER])]
+        labels = [each.labels for each in stale]
+        labels += [each.attrs["Labels"] for each in networks]
+        for run_id in {each[LABEL_RUN] for each in labels if _is_gone(each[LABEL_OWNER])}:
+            self.remove_run(run_id)
         return len(stale)
 
     def _containers(self, label: str) -> list[docker.models.containers.Container]:
@@ -339,8 +407,86 @@ class Engine:
     def _remove(self, label: str) -> None:
         with _answers("the clean-up"):
             for container in self._containers(label):
-                with contextlib.suppress(docker.errors.NotFound, docker.errors.APIError):
+                with contextlib.suppress(docker.errors.APIError):
                     container.remove(force=True, v=True)
+            for network in self._client.networks.list(filters={"label": label}):
+                with contextlib.suppress(docker.errors.APIError):
+                    network.remove()
+            for volume in self._client.volumes.list(filters={"label": label}):
+                with contextlib.suppress(docker.errors.APIError):
+                    volume.remove(force=True)
+
+
+class Stage:
+    """A network on the Engine and the containers on it."""
+
+    def __init__(
+        self, client: docker.DockerClient, run_id: str, open_streams: contextlib.ExitStack
+    ) -> None:
+        self._client = client
+        self._run_id = run_id
+        self._open_streams = open_streams
+        self._count = itertools.count()
+        self._network = self._new_network()
+
+    def _new_network(self) -> str:
+        with _answers("the making of a network"), _refuses("a network"):
+            name = f"muster-{self._run_id}-{next(self._count)}"
+            made = self._client.networks.create(
+                name, driver="bridge", check_duplicate=True, labels=_labels(self._run_id)
+            )
+        return str(made.name)
+
+    def volume(self, name: str, files: Mapping[str, bytes], image: str) -> str:
+        """A volume that every user may write, with `files` by name; its name on the Engine.
+
+        `image` needs a chmod: the Engine makes volumes that only root may write.
+        """
+        full = f"muster-{self._run_id}-{name}"
+        with _answers("the making of a volume"), _refuses("a volume"):
+            self._client.volumes.create(full, labels=_labels(self._run_id))
+            container = self._client.containers.create(
+                image,
+                entrypoint=["chmod", "0777", "/volume"],
+                user="0:0",
+                labels=_labels(self._run_id),
+                volumes={full: {"bind": "/volume", "mode": "rw"}},
+                network_mode="none",
+            )
+            container.put_archive("/volume", _archive(files))
+            container.start()
+            container.wait(timeout=CONNECT_LIMIT_S)
+            container.remove(force=True)
+        return full
+
+    def start(self, spec: ContainerSpec, place: Place) -> Container:
+        """The started container; its names are known on the network from now on."""
+        options = _create_options(spec) | _place_options(place)
+        if place.beside is not None:
+            options["network_mode"] = f"container:{place.beside.name}"
+        else:
+            options["network"] = self._network
+            config = self._client.api.create_endpoint_config(aliases=list(place.aliases))
+            options["networking_config"] = {self._network: config}
+        with _answers("the start of a container"), _refuses_asks(spec):
+            container = self._client.containers.create(
+                name=f"muster-{self._run_id}-{next(self._count)}",
+                labels=_labels(self._run_id),
+                **options,
+            )
+            output = self._client.api.attach(str(container.id), stream=True, demux=True)
+            self._open_streams.callback(_close, output)
+            container.start()
+        return Container(container, output)
+
+    def second_network(self) -> str:
+        """Another network, for `connect`."""
+        return self._new_network()
+
+    def connect(self, network: str, container: Container, aliases: Sequence[str]) -> None:
+        """Put a container on another network too, under `aliases` there."""
+        with _answers("a network"), _refuses(f"to connect {container.name}"):
+            self._client.networks.get(network).connect(container.name, aliases=list(aliases))
 
 
 # ---- finding one -------------------------------------------------------------------------------
@@ -524,8 +670,7 @@ def _create_options(spec: ContainerSpec) -> dict[str, Any]:
         "environment": dict(spec.environment),
         "user": spec.user,
         "entrypoint": None if spec.entrypoint is None else list(spec.entrypoint),
-        # reaps what torchrun's ranks leave, as a pod's pause process does
-        "init": True,
+        "init": spec.init,
     }
     if Ask.MEMLOCK in spec.asks:
         options["ulimits"] = [docker.types.Ulimit(name="memlock", soft=-1, hard=-1)]
@@ -534,6 +679,38 @@ def _create_options(spec: ContainerSpec) -> dict[str, Any]:
     if Ask.INFINIBAND in spec.asks:
         options["devices"] = ["/dev/infiniband:/dev/infiniband:rwm"]
     return options
+
+
+def _place_options(place: Place) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "hostname": place.hostname,
+        "domainname": place.domain,
+        # as Kubernetes makes an emptyDir
+        "tmpfs": dict.fromkeys(place.tmpfs, "mode=0777"),
+        "volumes": {name: {"bind": at, "mode": "rw"} for name, at in place.volumes.items()},
+        "mem_limit": place.memory_bytes,
+        "group_add": list(place.groups),
+        "cap_drop": list(place.cap_drop),
+        "read_only": place.read_only,
+        "security_opt": ["no-new-privileges"] if place.no_new_privileges else [],
+        "working_dir": place.working_folder,
+    }
+    return {name: value for name, value in options.items() if value}
+
+
+def _archive(files: Mapping[str, bytes]) -> bytes:
+    """`files` by name as the tar archive that the Engine unpacks, for every user to read."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o644
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _labels(run_id: str) -> dict[str, str]:
+    return {LABEL_RUN: run_id, LABEL_OWNER: _owner()}
 
 
 def _close(output: "CancellableStream[tuple[bytes | None, bytes | None]]") -> None:

@@ -101,7 +101,7 @@ class ImageNotBuilt(WrongInput):
     def __init__(self, ref: str, variant: str) -> None:
         super().__init__(
             f"the image {ref} is not on this Engine",
-            f"run ./invokew build --variant {variant}",
+            f"run ./invokew build --variant {variant}{' --slim' if ref.endswith('-slim') else ''}",
         )
 
 
@@ -405,3 +405,123 @@ class ProofsDidNotReport(MachineLacks):
             "if it was killed, look at the node's memory; else build the image again, so that it"
             " has this checkout's proofs",
         )
+
+
+# ---- render and rehearse -----------------------------------------------------------------------
+
+
+class SpecWrong(WrongInput):
+    """`where` is a flag or FILE:LINE, `wanted` what would fit there."""
+
+    def __init__(self, where: str, value: object, wanted: str) -> None:
+        shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}…"
+        super().__init__(f"{where} is {shown}" if value != "" else where, f"give {wanted}")
+
+
+class PodImageMissing(WrongInput):
+    def __init__(self, image: str, pod: str) -> None:
+        super().__init__(
+            f"the image {image} of {pod} is not on this Engine",
+            "docker pull it, or rehearse with another one: --image muster:cpu",
+        )
+
+
+class TooManyPods(WrongInput):
+    def __init__(self, pods: int, most: int) -> None:
+        super().__init__(
+            f"the manifest makes {pods} pods, and a rehearsal plays at most {most}",
+            "render the same job with fewer nodes, and rehearse that",
+        )
+
+
+class UnknownFault(WrongInput):
+    def __init__(self, text: str, known: Sequence[str]) -> None:
+        super().__init__(
+            f"there is no fault {text!r}",
+            f"use one of: {', '.join(known)}; those that take seconds as NAME:SECONDS",
+        )
+
+
+class FaultNeedsNodes(WrongInput):
+    def __init__(self, fault: str, why: str) -> None:
+        super().__init__(f"the fault {fault} cannot be played: {why}", "choose another fault")
+
+
+# ---- manifests ---------------------------------------------------------------------------------
+
+
+class ManifestUnreadable(WrongInput):
+    def __init__(self, file: str, line: int | None, what: str) -> None:
+        where = file if line is None else f"{file}:{line}"
+        super().__init__(f"{where}: {what}", "correct it; kubectl apply would refuse it too")
+
+
+class NoTorchrun(WrongInput):
+    def __init__(self, file: str, kinds: Sequence[str]) -> None:
+        super().__init__(
+            f"{file}: no container here runs torchrun ({', '.join(kinds)})",
+            "give the manifest of a training job; torchrun is looked for in command and args, also"
+            " in the script of sh -c",
+        )
+
+
+class UnknownKubernetes(WrongInput):
+    def __init__(self, version: str, known: Sequence[str]) -> None:
+        super().__init__(
+            f"there are no schemas for Kubernetes {version!r}", f"use one of: {', '.join(known)}"
+        )
+
+
+# ---- launch ------------------------------------------------------------------------------------
+
+
+class NotNodes(WrongInput):
+    def __init__(self, flag: str, text: str, why: str) -> None:
+        super().__init__(
+            f"{flag} {text!r} {why}",
+            f"write a number of nodes ({flag} 4), or MIN:MAX for an elastic job ({flag} 2:4)",
+        )
+
+
+class NoCompletionIndex(WrongInput):
+    def __init__(self, found: str, nodes: str) -> None:
+        super().__init__(
+            f"JOB_COMPLETION_INDEX is {found}, with --nnodes={nodes}",
+            "run the launcher in the pods of a Job with completionMode: Indexed and as many"
+            " completions as nodes; without Kubernetes, ./invokew torchrun prints what to run on"
+            " each node",
+        )
+
+
+class NoRendezvous(WrongInput):
+    def __init__(self, flag: str, found: str) -> None:
+        super().__init__(
+            f"the launcher needs {flag} among torchrun's flags, and {found}",
+            "give --nnodes=N --rdzv-backend=c10d --rdzv-endpoint=NAME-OF-POD-0:29400, then the"
+            " script",
+        )
+
+
+class NoScript(WrongInput):
+    def __init__(self, script: str, folder: str) -> None:
+        super().__init__(
+            f"there is no script {script!r} (looked for from {folder})",
+            "name a script that the image or a volume of the pod holds, by its full path",
+        )
+
+
+# ---- fabrics -----------------------------------------------------------------------------------
+
+
+class UnknownFabric(WrongInput):
+    """`nearest` are those that the user may have meant: near in spelling, or its shapes."""
+
+    def __init__(self, fabric: str, nearest: Sequence[str], known: Sequence[str]) -> None:
+        meant = f"did you mean {' or '.join(nearest)}? " if nearest else ""
+        super().__init__(f"there is no fabric {fabric!r}", f"{meant}use one of: {', '.join(known)}")
+
+
+class FabricWrong(WrongInput):
+    def __init__(self, path: Path, line: int, key: str, why: str) -> None:
+        what = f"{key} {why}" if key else why
+        super().__init__(f"{path}:{line}: {what}", "correct it, or restore it with git checkout")

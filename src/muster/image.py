@@ -40,7 +40,7 @@ LABEL_INPUTS = "io.muster.inputs"
 LABEL_RECIPE = "io.muster.recipe"
 LABEL_NCCL_TESTS = "io.muster.nccl-tests"
 LABEL_SLIM = "io.muster.slim"
-LABEL_VARIANT = "io.muster.variant"
+LABEL_VARIANT = pins.LABEL_VARIANT
 
 # the label's value where the source of nccl-tests could not be had
 MISSING = "missing"

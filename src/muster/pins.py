@@ -22,6 +22,8 @@ from muster.errors import (
 SCHEMA = 1
 LEAST_SHM_BYTES = 2**30
 CPU_VARIANT = "cpu"
+# every image of Muster's has this label, and so has one that is built on it
+LABEL_VARIANT = "io.muster.variant"
 # the locks name wheels of this architecture, in the words of Docker and of wheel tags
 ARCHITECTURE = "amd64"
 

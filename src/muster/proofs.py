@@ -486,11 +486,6 @@ def _provider_faults(root: Path, name: str, driver: Path) -> Iterator[Fault]:
 
 def wheels(image: Image) -> str:
     """The wheels are those of the bill of materials, and each file is as its RECORD hashes it."""
-    listed = {
-        _name(wheel["name"]): wheel["version"]
-        for wheel in image.bom["wheels"]
-        if not image.is_listed("trimmed", _dist_info(wheel))
-    }
     found: dict[str, str] = {}
     for wheel in image.wheels:
         name = _name(wheel.name)
@@ -498,13 +493,22 @@ def wheels(image: Image) -> str:
     hashed = [record for record in image.records if record.hash]
     refute(
         [
-            *_differences(listed, found),
+            *_differences(listed_wheels(image), found),
             *_without_record(image),
             *(fault for record in hashed for fault in _file_faults(image, record)),
             *_strays(image),
         ]
     )
     return f"{len(found)} wheels, {len(hashed)} files by hash"
+
+
+def listed_wheels(image: Image) -> dict[str, str]:
+    """The versions in the bill of materials, wheels that were trimmed whole apart."""
+    return {
+        _name(wheel["name"]): wheel["version"]
+        for wheel in image.bom["wheels"]
+        if not image.is_listed("trimmed", _dist_info(wheel))
+    }
 
 
 def _name(name: str) -> str:

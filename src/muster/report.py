@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -18,8 +19,11 @@ from muster import image, layers, size
 from muster import lock as lock_
 from muster import verify as verify_
 from muster.errors import CannotWrite, DiskFull
+from muster.fabric import Fabric
 from muster.finding import Finding, Outcome, Severity, Verdict
+from muster.manifests.spec import Spec
 from muster.proofs import Proof
+from muster.rehearse.rehearsal import Result as Played
 from muster.smoke import Result, Step
 
 # https://www.w3.org/TR/xml/#charsets
@@ -50,6 +54,68 @@ def largest(facts: Mapping[str, Any], count: int = 8) -> RenderableType:
     for name, part in list(facts["parts"].items())[:count]:
         table.add_row(Text(name), size.decimal(part))
     return table
+
+
+def rehearsal(result: Played) -> RenderableType:
+    """The pods in every try, the Findings, the notes and the verdict."""
+    table = _table("pod", "try", "node", "ranks", "exit", "seconds")
+    for pod in result.pods:
+        table.add_row(
+            pod.name,
+            str(pod.generation + 1),
+            "" if pod.group_rank is None else str(pod.group_rank),
+            ", ".join(map(str, pod.ranks)),
+            "" if pod.exit_code is None else str(pod.exit_code),
+            f"{pod.seconds:.1f}",
+        )
+    notes = [Text(f"note: {note}", style="dim") for note in result.notes]
+    return _closing(Group(table, *notes), result.findings, result.verdict)
+
+
+def findings(found: Iterable[Finding]) -> RenderableType:
+    """Each Finding with its evidence, cause and remedy."""
+    return Group(*map(_finding, found))
+
+
+def rendered(target: str, spec: Spec) -> str:
+    """What was written, and what the cluster must admit."""
+    fabric = spec.fabric
+    return (
+        f"{target}: {spec.kind}, {spec.nnodes} nodes with {spec.nproc_per_node} ranks on"
+        f" {fabric.name}; needs Pod Security level {fabric.pod_security}\n"
+        f"next: ./invokew rehearse {target}, then kubectl apply -f {target}"
+    )
+
+
+def lint(command: str, file: str, found: Iterable[Finding]) -> dict[str, Any]:
+    listed = [each.to_dict() for each in found]
+    return {"schema": 1, "command": command, "file": file, "findings": listed}
+
+
+def fabrics(known: Iterable[Fabric]) -> RenderableType:
+    """One row a fabric: the GPUs of a node, the level it needs, the network that NCCL must name."""
+    table = _table("fabric", "GPUs", "Pod Security", "NCCL says", "is")
+    for each in known:
+        gpus = str(each.gpus_per_node or "any")
+        words = (each.name, gpus, each.pod_security, each.using_network[0], each.summary)
+        table.add_row(*map(Text, words))
+    return table
+
+
+def fabric(known: Fabric) -> dict[str, Any]:
+    """A fabric as JSON."""
+    return {
+        "name": known.name,
+        "summary": known.summary,
+        "network": known.network,
+        "pod_security": known.pod_security,
+        "gpus_per_node": known.gpus_per_node,
+        "busbw_floor_gb_s": known.busbw_floor_gb_s,
+        "using_network": list(known.using_network),
+        "environment": dict(known.environment),
+        "docker": asdict(known.docker),
+        "sources": list(known.sources),
+    }
 
 
 def comparison(found: layers.Comparison) -> str:
@@ -124,7 +190,9 @@ def _table(*headings: str) -> Table:
     return table
 
 
-def _closing(table: Table, findings: Iterable[Finding], verdict: Verdict) -> RenderableType:
+def _closing(
+    table: RenderableType, findings: Iterable[Finding], verdict: Verdict
+) -> RenderableType:
     word = Text(verdict, _STYLES[verdict])
     return Group(Text(), table, Text(), *(_finding(each) for each in findings), word)
 

@@ -16,13 +16,14 @@ from muster.errors import (
     ImageNotBuilt,
     MoreProcessesThanGpus,
     NotAPython,
+    NotMustersImage,
     ShmSizeWithoutContainer,
     SuiteDidNotReport,
     WrongPython,
 )
 from muster.finding import Finding, Outcome, Severity, Verdict
 from muster.node import Node
-from muster.pins import Accelerator, Pins, Variant
+from muster.pins import LABEL_VARIANT, Accelerator, Pins, Variant
 from muster.progress import Progress
 from muster.topology import Topology, positive
 
@@ -109,17 +110,24 @@ def _topology(nproc_per_node: int | None, node: Node, variant: Variant) -> Topol
 
 
 def in_container(
-    engine: Engine, variant: Variant, node: Node, settings: Settings, progress: Progress
+    engine: Engine,
+    variant: Variant,
+    ref: str,
+    node: Node,
+    settings: Settings,
+    progress: Progress,
 ) -> Result:
-    """Run the suite in a container of `variant`; ask for the limits, and go on without."""
+    """Run the suite in a container of `ref`, a `variant`; ask for the limits, go on without."""
     started = time.monotonic()
-    image = engine.image(variant.image_ref)
+    image = engine.image(ref)
     if image is None:
-        raise ImageNotBuilt(variant.image_ref, variant.name)
+        raise ImageNotBuilt(ref, variant.name)
+    if LABEL_VARIANT not in image.labels:
+        raise NotMustersImage(ref, LABEL_VARIANT)
     if swept := engine.sweep():
         progress.say(f"removed {swept} containers of commands that were killed")
     findings: list[Finding] = []
-    spec = _spec(variant, node, settings)
+    spec = _spec(variant, ref, node, settings)
     log = _Log(progress)
     with contextlib.ExitStack() as stack:
         container, spec = _start(stack, engine, spec, findings)
@@ -133,7 +141,7 @@ def in_container(
     return _result(log, ending, errors, findings, run, started)
 
 
-def _spec(variant: Variant, node: Node, settings: Settings) -> ContainerSpec:
+def _spec(variant: Variant, ref: str, node: Node, settings: Settings) -> ContainerSpec:
     """The one place that says how a container of Muster's is run.
 
     The stack limit is left alone: unlimited makes glibc give every thread 2 MB.
@@ -145,7 +153,7 @@ def _spec(variant: Variant, node: Node, settings: Settings) -> ContainerSpec:
         asks.add(Ask.INFINIBAND)
     suite = _pytest("python", Path("/opt/muster"), "smoke", settings, node.infiniband)
     return ContainerSpec(
-        image=variant.image_ref,
+        image=ref,
         command=(
             *("timeout", "--kill-after=10", str(SUITE_LIMIT_S)),
             *_reporting(suite),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import docker
 import pytest
-from tests.image.harness import ROOT, Recorder, left_on, yes
+from tests.image.harness import ROOT, Recorder, left_on, stages_left_on, yes
 
 from muster import context, image, pins
 from muster import engine as engines
@@ -46,4 +46,4 @@ def built(engine: Engine, pinned: Pins, cpu: Variant) -> image.Result:
 def nothing_left(client: docker.DockerClient) -> Iterator[None]:
     """After each test, nothing of Muster's is on the Engine."""
     yield
-    assert left_on(client) == []
+    assert left_on(client) + stages_left_on(client) == []

@@ -99,6 +99,14 @@ def left_on(client: docker.DockerClient) -> list[str]:
     return [str(each.name) for each in containers if _is_ours(each.labels[LABEL_OWNER])]
 
 
+def stages_left_on(client: docker.DockerClient) -> list[str]:
+    """The networks and volumes of this test's rehearsals on the Engine."""
+    found = {"label": LABEL_OWNER}
+    labels = {each.name: each.attrs["Labels"] for each in client.networks.list(filters=found)}
+    labels |= {each.name: each.attrs["Labels"] for each in client.volumes.list(filters=found)}
+    return [str(name) for name, own in labels.items() if _is_ours(own[LABEL_OWNER])]
+
+
 def _is_ours(owner: str) -> bool:
     """Whether a command of this process, or one that has ended, owns the container."""
     _, pid, started = owner.rsplit(" ", 2)

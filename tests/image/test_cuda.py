@@ -46,22 +46,25 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Path:
-    """A copy of this checkout whose pins name the stand-in."""
-    copy = tmp_path_factory.mktemp("cuda") / "checkout"
+def copied(into: Path, **nccl_tests: str) -> Path:
+    """A copy of this checkout whose pins say this of nccl-tests."""
+    copy = into / "checkout"
     ignored = shutil.ignore_patterns(".venv*", ".git", ".*_cache", "__pycache__")
     shutil.copytree(ROOT, copy, ignore=ignored)
     path = copy / "docker/pins.toml"
     text = path.read_text()
-    for key, value in (
-        ("tag", "stand-in"),
-        ("commit", git(source, "rev-parse", "HEAD")),
-        ("repository", f"file://{source}"),
-    ):
+    for key, value in nccl_tests.items():
         text = re.sub(rf'^{key} = ".*"', f'{key} = "{value}"', text, count=1, flags=re.MULTILINE)
     path.write_text(text)
     return copy
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Path:
+    """A copy of this checkout whose pins name the stand-in."""
+    commit = git(source, "rev-parse", "HEAD")
+    into = tmp_path_factory.mktemp("cuda")
+    return copied(into, tag="stand-in", commit=commit, repository=f"file://{source}")
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +178,28 @@ def test_without_the_source_it_goes_on_and_says_so(
         ["docker", "inspect", f"muster:{variant}"], check=True, capture_output=True, text=True
     )
     assert json.loads(inspected.stdout)[0]["Config"]["Labels"]["io.muster.nccl-tests"] == "missing"
+
+
+def test_slim_leaves_out_triton_and_is_ready(client: docker.DockerClient, tmp_path: Path) -> None:
+    # without nccl-tests: in a slim image too they are compiled against its own venv, a minute
+    root = copied(tmp_path, commit="0" * 40, repository="file:///nonexistent")
+    words = ("--variant", "cu13", "--slim")
+    try:
+        code, output = run("build", *words, root=root)
+        assert code == 0, output
+        labels = client.images.get("muster:cu13-slim").labels
+        assert labels["io.muster.slim"] == "without torch.compile"
+        code, output = run("verify", *words, root=root)
+        assert code == 0, output
+        code, output = run("smoke", *words, root=root)
+        assert (code, output.splitlines()[-1]) == (0, "READY"), output
+        missing = (
+            "import torch, importlib.util as u; print(torch.__version__, u.find_spec('triton'))"
+        )
+        said = client.containers.run("muster:cu13-slim", ["python", "-c", missing], remove=True)
+        assert re.fullmatch(r"[\d.]+\+cu130 None\n", said.decode())
+    finally:
+        subprocess.run(["docker", "rmi", "muster:cu13-slim"], check=False, capture_output=True)
 
 
 def test_a_source_at_another_commit_is_refused(variant: str, tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ import docker
 import pytest
 from tests.image.harness import Recorder
 
-from muster import image, pins, proofs, verify
+from muster import image, pins, proofs, smoke, verify
 from muster.engine import ContainerSpec, Engine
 from muster.errors import ImageNotBuilt, NotMustersImage, ProofsDidNotReport
 from muster.finding import Outcome, Verdict
+from muster.node import Node
 from muster.pins import Pins, Variant
+from muster.smoke import Wish
 from muster.verify import Promise, Result
 
 pytestmark = pytest.mark.usefixtures("built")
@@ -186,6 +188,10 @@ def test_an_image_of_somebody_elses_is_refused(
 ) -> None:
     with pytest.raises(NotMustersImage, match=image.LABEL_VARIANT):
         verify.verify(engine, pinned, cpu, Recorder(), foreign)
+    here = Node(gpus=0, infiniband=False)
+    settings = smoke.settings(pinned, cpu, here, Wish())
+    with pytest.raises(NotMustersImage, match=image.LABEL_VARIANT):
+        smoke.in_container(engine, cpu, foreign, here, settings, Recorder())
 
 
 def test_proofs_that_break_off_are_no_verdict(

@@ -1,12 +1,11 @@
 """The environment: is what the image and the run promise really there?"""
 
 import ctypes
-import json
 import os
 import platform
 import resource
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -44,10 +43,11 @@ def test_versions(step: Step) -> None:
     """Python, torch and every wheel are those of the bill of materials."""
     if not bom.PATH.exists():
         pytest.skip(f"not in Muster's image: no {bom.PATH}")
-    facts = json.loads(bom.PATH.read_text())
+    image = proofs.around()
+    wheels = proofs.listed_wheels(image)
     differ = [
         f"{name} is {found or 'missing'}, bom.json says {listed}"
-        for name, listed, found in _versions(facts)
+        for name, listed, found in _versions(image.bom, wheels)
         if listed != found
     ]
     if differ:
@@ -57,26 +57,24 @@ def test_versions(step: Step) -> None:
             cause="something was installed over the image, or the image was not built by Muster",
             remedy="build the image again: ./invokew build",
         )
-    step.measure(
-        f"Python {facts['python']}, torch {torch.__version__}, {len(facts['wheels'])} wheels"
-    )
+    step.measure(f"Python {image.bom['python']}, torch {torch.__version__}, {len(wheels)} wheels")
 
 
-def _versions(facts: dict[str, object]) -> Iterator[tuple[str, str, str | None]]:
+def _versions(
+    facts: Mapping[str, object], wheels: Mapping[str, str]
+) -> Iterator[tuple[str, str, str | None]]:
     """Name, version in the bill of materials, version found here."""
     yield "Python", str(facts["python"]), platform.python_version()
     # a wheel from PyPI is called 2.14.1 and calls itself 2.14.1+cu130
     known = str(facts["torch"])
     imported = str(torch.__version__)
     yield "torch (as imported)", known, imported if "+" in known else imported.partition("+")[0]
-    wheels = facts["wheels"]
-    assert isinstance(wheels, list)
-    for wheel in wheels:
+    for name, version in wheels.items():
         try:
-            found: str | None = metadata.version(wheel["name"])
+            found: str | None = metadata.version(name)
         except metadata.PackageNotFoundError:
             found = None
-        yield wheel["name"], wheel["version"], found
+        yield name, version, found
 
 
 @pytest.mark.limit(180)

@@ -193,5 +193,6 @@ def test_a_build_that_fails_before_any_step_shows_its_last_words(
 
 
 def test_a_full_disk_is_called_that(program: Program, order: Build, progress: Recorder) -> None:
-    with pytest.raises(DiskFull, match="No space left on device"):
-        build(program, order, progress, f"{LOG}\nERROR: write /x: No space left on device", 1)
+    log = f"{LOG}\nERROR: write /x: No space left on device\nexecutor failed running venv.sh"
+    with pytest.raises(DiskFull, match=r"Engine's \(ERROR: write /x: No space left on device\)"):
+        build(program, order, progress, log, 1)

@@ -1,0 +1,1 @@
+"""Manifests for Kubernetes: read, checked, and the pods they make."""

@@ -1,0 +1,1 @@
+"""A manifest's pods as containers on the Engine, with faults if asked, to a Verdict."""
