@@ -15,6 +15,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent
 
+
+def _package_missing(error: ModuleNotFoundError) -> str:
+    package = str(error.name).partition(".")[0]
+    return f"the package {package} is missing: run ./invokew in place of invoke"
+
+
+# What only some commands need, each of them imports itself: render is done before the docker SDK
+# would be loaded.
 try:
     from invoke.context import Context
     from invoke.exceptions import Exit
@@ -22,27 +30,13 @@ try:
     from rich.console import Console
     from rich.status import Status
 
-    from muster import bom, context, dockerd, image, launch, layers, node, pins, report
-    from muster import engine as engines
-    from muster import fabric as fabrics_
-    from muster import lock as locking
-    from muster import sbom as cyclonedx
-    from muster import smoke as suite
-    from muster import verify as proving
+    from muster import launch, node, pins, report
     from muster.errors import DiskFull, ExitCode, MusterError
     from muster.finding import Verdict
     from muster.finding import verdict as finding_verdict
-    from muster.manifests import documents
-    from muster.manifests import examples as exemplary
-    from muster.manifests import lint as linting
-    from muster.manifests import render as rendering
-    from muster.manifests import spec as specs
-    from muster.rehearse import faults
-    from muster.rehearse import rehearsal as rehearsals
     from muster.topology import NodeRange, positive
 except ModuleNotFoundError as missing:
-    package = str(missing.name).partition(".")[0]
-    sys.stderr.write(f"Muster needs the package {package}: run ./invokew in place of invoke\n")
+    sys.stderr.write(f"muster: {_package_missing(missing)}\n")
     sys.exit(3)
 
 
@@ -129,6 +123,9 @@ def command() -> Iterator[Terminal]:
     except KeyboardInterrupt as error:
         number = error.args[0] if isinstance(error, Interrupted) else signal.SIGINT
         raise _exit(terminal, "interrupted; nothing was left behind", 128 + number) from None
+    except ModuleNotFoundError as error:
+        message = _package_missing(error)
+        raise _exit(terminal, message, ExitCode.MACHINE_LACKS) from None
     except Exception as error:  # noqa: BLE001  no traceback reaches a user
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             full = DiskFull(str(error.filename or "this machine's"), error.strerror or "")
@@ -161,6 +158,9 @@ JSON = {"json": "also write the result as JSON to this file"}
 def engine(_c: Context, stop: bool = False, json: str | None = None) -> None:
     """Find a Docker Engine that answers, or install and start one. Half a minute at most."""
     with command() as terminal:
+        from muster import dockerd
+        from muster import engine as engines
+
         path = _writable(json)
         if stop:
             dockerd.stop(terminal)
@@ -199,6 +199,11 @@ def build(
 ) -> None:
     """Build the pinned image of a variant. Minutes the first time, no time when up to date."""
     with command() as terminal:
+        from muster import bom, context, image
+        from muster import engine as engines
+        from muster import sbom as cyclonedx
+        from muster import verify as proving
+
         path, sbom_path = _writable(json), _writable(sbom)
         checkout = context.Checkout(ROOT)
         pinned, machine = pins.read(checkout.docker), node.look()
@@ -240,6 +245,10 @@ def verify(
 ) -> None:
     """Prove that an image is what its pins and its lock say, on a CPU. A quarter of a minute."""
     with command() as terminal:
+        from muster import engine as engines
+        from muster import image
+        from muster import verify as proving
+
         path = _writable(json)
         pinned = pins.read(ROOT / "docker")
         row, _ = _variant(pinned, node.look(), variant)
@@ -256,6 +265,9 @@ def verify(
 def lock(_c: Context, check: bool = False, json: str | None = None) -> None:
     """Bring docker/pins.toml and the locks up to the registries. Minutes, needs the network."""
     with command() as terminal:
+        from muster import engine as engines
+        from muster import lock as locking
+
         path = _writable(json)
 
         def digest_of(image: str) -> tuple[str, str, tuple[str, ...]]:
@@ -273,6 +285,9 @@ def lock(_c: Context, check: bool = False, json: str | None = None) -> None:
 def compare_images(_c: Context, left: str, right: str, times: bool = False) -> None:
     """Compare two images layer by layer, to the first difference. Half a minute a gigabyte."""
     with command() as terminal:
+        from muster import engine as engines
+        from muster import layers
+
         found = engines.ensure(terminal.confirm, terminal)
         archives = [layers.Chunks(found.save(ref)) for ref in (left, right)]
         comparison = layers.compare(archives[0], archives[1], ignore_times=not times)
@@ -307,6 +322,10 @@ def smoke(
 ) -> None:
     """Run the smoke suite in the image, and say READY or NOT READY. Half a minute."""
     with command() as terminal:
+        from muster import engine as engines
+        from muster import image
+        from muster import smoke as suite
+
         paths = _writable(json), _writable(junit)
         pinned, machine = pins.read(ROOT / "docker"), node.look()
         row, why = _variant(pinned, machine, variant)
@@ -351,6 +370,7 @@ def smoke(
         "queue": "Kueue's LocalQueue",
         "topology": "label of the level that all pods are to share, with --queue or --gang",
         "gang": "schedule all pods or none, by Kubernetes 1.37 itself",
+        "preflight": "a gate before training: the node's steps, and an all_reduce of all nodes",
         "priority-class": "of the pods",
         "node-selector": "KEY=VALUE, again for more",
         "tolerations": "KEY[=VALUE][:EFFECT], again for more",
@@ -384,6 +404,7 @@ def render(
     queue: str | None = None,
     topology: str | None = None,
     gang: bool = False,
+    preflight: bool = False,
     priority_class: str | None = None,
     node_selector: list[str] | None = None,
     tolerations: list[str] | None = None,
@@ -392,9 +413,14 @@ def render(
     output: str | None = None,
     json: str | None = None,
 ) -> None:
-    """Write the Kubernetes manifest of a training job, checked. No time, no cluster."""
+    """Write the Kubernetes manifest of a training job, checked. A second, no cluster."""
     given = {key: value for key, value in locals().items() if key not in _NOT_OF_A_SPEC}
     with command() as terminal:
+        from muster.manifests import documents
+        from muster.manifests import lint as linting
+        from muster.manifests import render as rendering
+        from muster.manifests import spec as specs
+
         path = _writable(json)
         asked = specs.from_flags({**given, "arguments": _after_dashes()})
         if spec is not None:
@@ -438,8 +464,13 @@ def lint_manifest(
     fabric: str | None = None,
     json: str | None = None,
 ) -> None:
-    """Check a manifest before it is applied: schema and meaning. No time, no cluster."""
+    """Check a manifest before it is applied: schema and meaning. A second, no cluster."""
     with command() as terminal:
+        from muster import fabric as fabrics_
+        from muster.manifests import documents
+        from muster.manifests import lint as linting
+        from muster.manifests import spec as specs
+
         path = _writable(json)
         objects = documents.read(Path(file))
         linting.require_torchrun(objects)
@@ -457,6 +488,8 @@ def lint_manifest(
 def fabrics(_c: Context, json: str | None = None) -> None:
     """List what may join nodes, and what each asks of a pod. A second, no cluster."""
     with command() as terminal:
+        from muster import fabric as fabrics_
+
         path = _writable(json)
         known = [fabrics_.read(FABRICS, name) for name in fabrics_.names(FABRICS)]
         terminal.console.print(report.fabrics(known))
@@ -482,7 +515,7 @@ def torchrun(
     script: str = "train/ddp_demo.py",
     rdzv_id: str = "muster",
 ) -> None:
-    """Print the command that starts each machine of a job, without Kubernetes. No time."""
+    """Print the command that starts each machine of a job, without Kubernetes. A second."""
     with command() as terminal:
         nodes = NodeRange.parse("--nnodes", nnodes)
         ranks = positive("--nproc-per-node", nproc_per_node)
@@ -513,6 +546,11 @@ def rehearse(
 ) -> None:
     """Play a manifest's pods on this Engine, and say READY or NOT READY. Half a minute."""
     with command() as terminal:
+        from muster import engine as engines
+        from muster.manifests import documents
+        from muster.rehearse import faults
+        from muster.rehearse import rehearsal as rehearsals
+
         path = _writable(json)
         wish = rehearsals.Wish(
             image=image,
@@ -533,6 +571,8 @@ def rehearse(
 def examples(_c: Context) -> None:
     """Render k8s/examples anew, after a change of k8s/ or of render. A few seconds."""
     with command() as terminal:
+        from muster.manifests import examples as exemplary
+
         for name, text in exemplary.examples(ROOT).items():
             report.write(ROOT / "k8s/examples" / name, text.encode())
             terminal.say(f"k8s/examples/{name}")
@@ -557,10 +597,16 @@ def test(_c: Context) -> None:
     _run_all(["pytest", "--durations=20", "tests/unit", "tests/image"])
 
 
+@task(name="test-cluster")
+def on_cluster(_c: Context) -> None:
+    """Run a rendered job on your kubeconfig's cluster. Minutes; without a cluster, no time."""
+    _run_all(["pytest", "-rs", "tests/cluster"])
+
+
 @task
 def bench(_c: Context) -> None:
     """Measure the speed goals side by side with plain docker. 40 minutes, 20 GB of disk."""
-    _run_all(["python", "-m", "bench.image"], ["python", "-m", "bench.sizes"])
+    _run_all(*(["python", "-m", f"bench.{name}"] for name in ("image", "sizes", "kubernetes")))
 
 
 def _run_all(*programs: list[str]) -> None:

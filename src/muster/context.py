@@ -24,9 +24,13 @@ LIBRARY = (
     "finding.py",
     "launch.py",
     "launcher.py",
+    "preflight.py",
     "process.py",
+    "progress.py",
     "proofs.py",
     "size.py",
+    "steps.py",
+    "switches.py",
     "topology.py",
 )
 

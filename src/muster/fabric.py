@@ -1,6 +1,7 @@
 """What joins the nodes, and what a pod and a container need to use it: k8s/fabrics, a file each."""
 
 import difflib
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ def names(folder: Path) -> tuple[str, ...]:
     """Every fabric by the name it is chosen by, sorted: efa-p5 where a fabric comes in shapes."""
     found: list[str] = []
     for path in folder.glob("*.yaml"):
-        shapes = _Reader(path).shapes
+        shapes = _reader(path, _text(path)).shapes
         found += [f"{path.stem}-{shape}" for shape in shapes] or [path.stem]
     return tuple(sorted(found))
 
@@ -97,7 +98,7 @@ def read(folder: Path, name: str) -> Fabric:
     Raises UnknownFabric, and FabricWrong with the line for a file that says what it may not.
     """
     for path, shape in _candidates(folder, name):
-        reader = _Reader(path)
+        reader = _reader(path, _text(path))
         if shape in (reader.shapes or [""]):
             return reader.fabric(name, shape)
     known = names(folder)
@@ -192,9 +193,9 @@ _REQUIRED = ("summary", "network", "using_network", "pod_security", "sources", "
 class _Reader:
     """Reads one file strictly: what is unknown, missing or of another type is named by its line."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, text: str) -> None:
         self.path = path
-        self.document = self._load()
+        self.document = self._load(text)
         self._check(self.document, "", {**_SECTION, "shapes": _Each(_SECTION)})
         shapes = self.document.get("shapes", CommentedMap())
         for shape in shapes:
@@ -213,19 +214,18 @@ class _Reader:
             raise FabricWrong(self.path, 1, "", f"lacks {', '.join(lacks)}")
         return _fabric(name, said)
 
-    def _load(self) -> CommentedMap:
+    def _load(self, text: str) -> CommentedMap:
         reader = YAML()
         reader.preserve_quotes = True
         try:
-            document = reader.load(self.path.read_text(encoding="utf-8"))
+            document = reader.load(text)
         except MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line = mark.line + 1 if mark else 1
             why = ", ".join(filter(None, (error.context, error.problem)))
             raise FabricWrong(self.path, line, "", why) from None
-        except (OSError, UnicodeDecodeError, YAMLError) as error:
-            why = str(error).partition("\n")[0]
-            raise FabricWrong(self.path, 1, "", f"cannot be read: {why}") from None
+        except YAMLError as error:
+            raise _unreadable(self.path, error) from None
         if not isinstance(document, CommentedMap):
             raise FabricWrong(self.path, 1, "", "is not a map")
         patch.settle(document)
@@ -255,6 +255,22 @@ class _Reader:
     def _wrong(self, section: CommentedMap, key: object, path: str, why: str) -> FabricWrong:
         line = section.lc.data[key][0] if key in section.lc.data else section.lc.line
         return FabricWrong(self.path, line + 1, path, why)
+
+
+# ruamel takes long to read a file; the text is a part of the key, for a file may change
+_reader = functools.cache(_Reader)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> FabricWrong:
+    why = str(error).partition("\n")[0]
+    return FabricWrong(path, 1, "", f"cannot be read: {why}")
 
 
 def _fabric(name: str, said: CommentedMap) -> Fabric:

@@ -70,6 +70,7 @@ class ExitStatus(IntEnum):
     WORKER_FAILED = 10
     RENDEZVOUS_FAILED = 11
     PREEMPTED = 12
+    NOT_READY = 13
 
     def line(self, what: str) -> str:
         """The launcher's last line: `what` happened, and this status in words."""

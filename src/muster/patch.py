@@ -41,8 +41,8 @@ def merged(base: _T, patch: object) -> _T:
     of the same name (of the same mountPath in volumeMounts); other items are appended. Anything
     else is replaced. What the patch comments is commented so in the result.
     """
-    result: _Yaml = _copied(base)
-    incoming: _Yaml = _copied(patch)
+    result: _Yaml = copied(base)
+    incoming: _Yaml = copied(patch)
     below = _settle(result, []) if isinstance(result, _Commented) else []
     if isinstance(incoming, _Commented):
         _settle(incoming, _heading(incoming))
@@ -57,26 +57,26 @@ def merged(base: _T, patch: object) -> _T:
     return result  # type: ignore[no-any-return]
 
 
-# ---- merging -----------------------------------------------------------------------------------
-
-
-def _copied(value: _Yaml) -> _Yaml:
-    """A deep copy; copy.deepcopy would copy all the places in the text as well, and take longer."""
+def copied(value: _T) -> _T:
+    """A deep copy with its comments; copy.deepcopy copies all the places in the text as well."""
     if not isinstance(value, dict | list):
         return value
     twin: _Yaml = type(value)()
     for key, part in _entries(value):
         if isinstance(twin, dict):
-            twin[key] = _copied(part)
+            twin[key] = copied(part)
         else:
-            twin.append(_copied(part))
+            twin.append(copied(part))
     if isinstance(value, _Commented):
         twin.ca.comment, twin.ca.end = value.ca.comment, value.ca.end
         twin.ca.items.update(value.ca.items)
         if value.fa.flow_style():
             twin.fa.set_flow_style()
         twin._yaml_set_line_col(value.lc.line, value.lc.col)  # noqa: SLF001 - no other setter
-    return twin
+    return twin  # type: ignore[no-any-return]
+
+
+# ---- merging -----------------------------------------------------------------------------------
 
 
 def _merge_map(base: dict[_Key, _Yaml], patch: Mapping[_Key, _Yaml]) -> None:
@@ -155,7 +155,7 @@ def _shift(base: _Yaml, patch: _Yaml) -> int:
 def _indent(node: CommentedMap | CommentedSeq, column: int) -> None:
     node._yaml_set_line_col(node.lc.line, column)  # noqa: SLF001 - there is no other setter
     for key, _ in _entries(node):
-        _Comments.of(node, key).hang_on(node, key)
+        Comments.of(node, key).hang_on(node, key)
 
 
 def _open(node: _Yaml, parent: _Yaml) -> None:
@@ -169,7 +169,7 @@ def _open(node: _Yaml, parent: _Yaml) -> None:
 
 
 @dataclass
-class _Comments:
+class Comments:
     """The comment lines of one key or item: above it, at its end, and what ruamel hangs below it.
 
     `header` is what a block scalar has behind its | or >.
@@ -181,7 +181,7 @@ class _Comments:
     header: _Tokens = None
 
     @classmethod
-    def of(cls, node: CommentedMap | CommentedSeq, key: _Key) -> "_Comments":
+    def of(cls, node: CommentedMap | CommentedSeq, key: _Key) -> "Comments":
         at_end, above, header = _slots(node, key)
         lines = _lines([at_end] if at_end else [])
         if isinstance(node[key], _BlockScalar):
@@ -212,7 +212,7 @@ def _settle(node: CommentedMap | CommentedSeq, above: list[str]) -> list[str]:
     Lines that wait for their key keep their indentation: where none comes, they stay as they are.
     """
     for key, value in _entries(node):
-        comments = _Comments.of(node, key)
+        comments = Comments.of(node, key)
         comments.above = above + comments.above
         comments.hang_on(node, key)
         above = comments.below
@@ -227,7 +227,7 @@ def _settle(node: CommentedMap | CommentedSeq, above: list[str]) -> list[str]:
 def _carry(base: _Yaml, key: _Key, patch: _Yaml, patch_key: _Key) -> None:
     """The patch's comments take the place of the base's; where it has none, those stay."""
     both = isinstance(base, _Commented) and isinstance(patch, _Commented)
-    if both and (comments := _Comments.of(patch, patch_key)):
+    if both and (comments := Comments.of(patch, patch_key)):
         comments.hang_on(base, key)
 
 
@@ -245,7 +245,7 @@ def _leave_below(node: _Yaml, lines: list[str]) -> None:
     if isinstance(value, _Commented) and len(value) and not value.fa.flow_style():
         _leave_below(value, lines)
         return
-    comments = _Comments.of(node, key)
+    comments = Comments.of(node, key)
     first = [] if isinstance(value, _BlockScalar) else [comments.end]
     comments.end = "\n".join([*first, *lines, ""])
     comments.hang_on(node, key)

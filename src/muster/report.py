@@ -8,23 +8,28 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster import image, layers, size
-from muster import lock as lock_
-from muster import verify as verify_
+from muster import size
 from muster.errors import CannotWrite, DiskFull
-from muster.fabric import Fabric
 from muster.finding import Finding, Outcome, Severity, Verdict
-from muster.manifests.spec import Spec
-from muster.proofs import Proof
-from muster.rehearse.rehearsal import Result as Played
-from muster.smoke import Result, Step
+
+if TYPE_CHECKING:
+    # what is reported is made elsewhere: its modules need not be loaded to print something else
+    from muster import image, layers
+    from muster import lock as lock_
+    from muster import verify as verify_
+    from muster.fabric import Fabric
+    from muster.manifests.spec import Spec
+    from muster.proofs import Proof
+    from muster.rehearse.rehearsal import Result as Played
+    from muster.smoke import Result
+    from muster.steps import Step
 
 # https://www.w3.org/TR/xml/#charsets
 _NOT_XML = re.compile("[^\\t\\n\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
@@ -40,7 +45,7 @@ _STYLES = {
 }
 
 
-def build(result: image.Result) -> str:
+def build(result: "image.Result") -> str:
     """The reference, id, size and time in one line."""
     found = result.image
     state = "built" if result.built else "up to date"
@@ -56,7 +61,7 @@ def largest(facts: Mapping[str, Any], count: int = 8) -> RenderableType:
     return table
 
 
-def rehearsal(result: Played) -> RenderableType:
+def rehearsal(result: "Played") -> RenderableType:
     """The pods in every try, the Findings, the notes and the verdict."""
     table = _table("pod", "try", "node", "ranks", "exit", "seconds")
     for pod in result.pods:
@@ -77,7 +82,7 @@ def findings(found: Iterable[Finding]) -> RenderableType:
     return Group(*map(_finding, found))
 
 
-def rendered(target: str, spec: Spec) -> str:
+def rendered(target: str, spec: "Spec") -> str:
     """What was written, and what the cluster must admit."""
     fabric = spec.fabric
     return (
@@ -92,7 +97,7 @@ def lint(command: str, file: str, found: Iterable[Finding]) -> dict[str, Any]:
     return {"schema": 1, "command": command, "file": file, "findings": listed}
 
 
-def fabrics(known: Iterable[Fabric]) -> RenderableType:
+def fabrics(known: "Iterable[Fabric]") -> RenderableType:
     """One row a fabric: the GPUs of a node, the level it needs, the network that NCCL must name."""
     table = _table("fabric", "GPUs", "Pod Security", "NCCL says", "is")
     for each in known:
@@ -102,7 +107,7 @@ def fabrics(known: Iterable[Fabric]) -> RenderableType:
     return table
 
 
-def fabric(known: Fabric) -> dict[str, Any]:
+def fabric(known: "Fabric") -> dict[str, Any]:
     """A fabric as JSON."""
     return {
         "name": known.name,
@@ -118,7 +123,7 @@ def fabric(known: Fabric) -> dict[str, Any]:
     }
 
 
-def comparison(found: layers.Comparison) -> str:
+def comparison(found: "layers.Comparison") -> str:
     """What the comparison of two images came to; the first difference on a line of its own."""
     same = f"{found.layers} layers, {found.same} of them the very same"
     lines = [f"{same}; {found.paths} paths differ, {found.times} in their time alone"]
@@ -129,7 +134,7 @@ def comparison(found: layers.Comparison) -> str:
     return "\n".join([*lines, "equal" if found.equal else "not equal"])
 
 
-def smoke(result: Result) -> RenderableType:
+def smoke(result: "Result") -> RenderableType:
     """The table of steps, the Findings, and the verdict alone on the last line."""
     table = _table("step", "outcome", "seconds", "measure")
     for step in result.steps:
@@ -139,7 +144,7 @@ def smoke(result: Result) -> RenderableType:
     return _closing(table, result.findings, result.verdict)
 
 
-def verify(result: verify_.Result) -> RenderableType:
+def verify(result: "verify_.Result") -> RenderableType:
     """The table of proofs, the Findings, and the verdict alone on the last line."""
     table = _table("proof", "outcome", "evidence")
     for proof in result.proofs:
@@ -147,14 +152,14 @@ def verify(result: verify_.Result) -> RenderableType:
     return _closing(table, result.findings, result.verdict)
 
 
-def proved(result: verify_.Result) -> str:
+def proved(result: "verify_.Result") -> str:
     """The proofs that a build ends with, in one line."""
     outcomes = Counter(proof.outcome for proof in result.proofs)
     counted = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
     return f"verified in {result.seconds:.1f} s: of {len(result.proofs)} proofs {counted}"
 
 
-def lock(result: lock_.Result) -> RenderableType:
+def lock(result: "lock_.Result") -> RenderableType:
     """The table of pins that are behind, what stays and why, and on the last line what was done."""
     table = _table("what", "where", "from", "to")
     for move in result.moves:
@@ -176,7 +181,7 @@ def _short(text: str) -> str:
     return re.sub(r"([0-9a-f]{12})[0-9a-f]{28,52}", r"\1", text)
 
 
-def _first(proof: Proof) -> str:
+def _first(proof: "Proof") -> str:
     """A failed proof's evidence stands in its Finding: here its first line will do."""
     return proof.evidence.partition("\n")[0]
 
@@ -209,7 +214,7 @@ def _finding(finding: Finding) -> RenderableType:
     return Group(heading, body, Text())
 
 
-def junit(result: Result) -> bytes:
+def junit(result: "Result") -> bytes:
     """The steps as JUnit XML, the dialect that pytest writes and CI systems read."""
     suite = ET.Element("testsuite", name="muster smoke", time=f"{result.seconds:.3f}")
     for step in result.steps:
@@ -229,7 +234,7 @@ def junit(result: Result) -> bytes:
     return xml
 
 
-def _testcase(step: Step) -> ET.Element:
+def _testcase(step: "Step") -> ET.Element:
     case = ET.Element("testcase", classname="smoke", name=step.name, time=f"{step.seconds:.3f}")
     if step.outcome is Outcome.NOT_APPLICABLE:
         ET.SubElement(case, "skipped", message=_xml(step.measure))

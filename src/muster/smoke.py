@@ -1,16 +1,15 @@
 """The smoke suite, tests/smoke: started in a container or here, and read into a Verdict."""
 
 import contextlib
-import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from muster import finding, process, size
+from muster import finding, process, size, steps
 from muster.engine import Ask, AskRefused, Container, ContainerSpec, Engine
 from muster.errors import (
     ImageNotBuilt,
@@ -21,10 +20,11 @@ from muster.errors import (
     SuiteDidNotReport,
     WrongPython,
 )
-from muster.finding import Finding, Outcome, Severity, Verdict
+from muster.finding import Finding, Severity, Verdict
 from muster.node import Node
 from muster.pins import LABEL_VARIANT, Accelerator, Pins, Variant
 from muster.progress import Progress
+from muster.steps import Log, Step
 from muster.topology import Topology, positive
 
 SCHEMA = 1
@@ -32,22 +32,7 @@ DEFAULT_NPROC_PER_NODE = 2
 SHM_FLAG = "--shm-size"
 # a backstop inside the container; every step has its own, shorter limit
 SUITE_LIMIT_S = 3600
-# pytest captures the descriptors 1 and 2 of the steps: the report log goes out by another
-_REPORT_FD = 3
 _NEEDED = ("torch", "pytest", "pytest_timeout", "pytest_reportlog")
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step's result. `measure` is what it measured, or why it does not apply."""
-
-    name: str
-    outcome: Outcome
-    seconds: float
-    limit_s: float | None
-    measure: str
-    findings: tuple[Finding, ...]
-    output: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +113,7 @@ def in_container(
         progress.say(f"removed {swept} containers of commands that were killed")
     findings: list[Finding] = []
     spec = _spec(variant, ref, node, settings)
-    log = _Log(progress)
+    log = Log(progress)
     with contextlib.ExitStack() as stack:
         container, spec = _start(stack, engine, spec, findings)
         flags = _flags(spec, settings)
@@ -156,7 +141,7 @@ def _spec(variant: Variant, ref: str, node: Node, settings: Settings) -> Contain
         image=ref,
         command=(
             *("timeout", "--kill-after=10", str(SUITE_LIMIT_S)),
-            *_reporting(suite),
+            *steps.reporting(suite),
         ),
         shm_bytes=settings.shm_bytes,
         asks=frozenset(asks),
@@ -228,13 +213,13 @@ def here(root: Path, python: str, node: Node, settings: Settings, progress: Prog
     if settings.shm_named_by == SHM_FLAG:
         raise ShmSizeWithoutContainer
     _check_python(python)
-    log = _Log(progress)
+    log = Log(progress)
     suite = _pytest(python, root, "tests/smoke", settings, node.infiniband)
     environment = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     # torchrun leaves a folder of logs behind in TMPDIR at every start
     with tempfile.TemporaryDirectory(prefix="muster-smoke-") as folder:
         environment["TMPDIR"] = folder
-        done = process.run(_reporting(suite), env=environment, on_line=log.read_line)
+        done = process.run(steps.reporting(suite), env=environment, on_line=log.read_line)
     errors = [line for line in done.last_lines(40) if not line.startswith("{")]
     run = {"python": python, "nproc_per_node": str(settings.topology.nproc_per_node)}
     return _result(log, done.ending, errors, [], run, started)
@@ -262,7 +247,7 @@ def _check_python(python: str) -> None:
 def _pytest(python: str, root: Path, suite: str, settings: Settings, infiniband: bool) -> list[str]:
     argv = [
         *(python, "-m", "pytest", str(root / suite), "-p", "no:terminal"),
-        *("--report-log", f"/dev/fd/{_REPORT_FD}", "--train", str(root / "train")),
+        *("--report-log", steps.REPORT, "--train", str(root / "train")),
         *("--nproc-per-node", str(settings.topology.nproc_per_node)),
         *("--shm-bytes", str(settings.shm_bytes)),
     ]
@@ -273,98 +258,8 @@ def _pytest(python: str, root: Path, suite: str, settings: Settings, infiniband:
     return argv
 
 
-def _reporting(suite: Sequence[str]) -> list[str]:
-    """`suite` with its report log on standard output, by a descriptor that no capture touches."""
-    return ["sh", "-c", f'exec "$@" {_REPORT_FD}>&1', "sh", *suite]
-
-
-@dataclass
-class _Log:
-    """The report log of the plugin pytest-reportlog, line by line."""
-
-    progress: Progress
-    steps: list[Step] = field(default_factory=list)
-    running: str | None = None
-    # https://docs.pytest.org/en/stable/reference/exit-codes.html
-    exit_status: int | None = None
-    complaints: list[str] = field(default_factory=list)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every step ran to its end, passed or failed."""
-        return self.exit_status in (0, 1)
-
-    def read_line(self, line: str) -> None:
-        """One line of the suite's output; what is not the report log's is passed over."""
-        with contextlib.suppress(ValueError):
-            self._read(json.loads(line))
-
-    def _read(self, entry: object) -> None:
-        if not isinstance(entry, dict):
-            return
-        kind = entry.get("$report_type")
-        if kind == "SessionFinish":
-            self.exit_status = entry["exitstatus"]
-        if kind == "CollectReport" and entry["outcome"] == "failed":
-            self.complaints += str(entry["longrepr"]).splitlines()
-        if kind == "TestReport":
-            self._read_step(entry)
-
-    def _read_step(self, entry: dict[str, Any]) -> None:
-        name = entry["nodeid"].rpartition("::test_")[2]
-        if entry["when"] == "setup" and entry["outcome"] == "passed":
-            self.running = name
-            self.progress.detail(f"step {name}")
-        elif entry["when"] == "call" or entry["outcome"] != "passed":
-            self.running = None
-            self.steps.append(_step(name, entry))
-            self.progress.say(step_line(self.steps[-1]))
-
-
-def step_line(step: Step) -> str:
-    return f"{step.name}: {step.outcome}, {step.seconds:.1f} s. {step.measure}"
-
-
-def _step(name: str, entry: dict[str, Any]) -> Step:
-    properties: list[tuple[str, Any]] = [(key, value) for key, value in entry["user_properties"]]
-    named = dict(properties)
-    findings = [Finding.from_dict(value) for key, value in properties if key == "finding"]
-    output = "\n".join(text for _, text in entry["sections"]).strip()
-    outcome = {"passed": Outcome.PASSED, "skipped": Outcome.NOT_APPLICABLE}.get(
-        entry["outcome"], Outcome.FAILED
-    )
-    measure = str(named.get("measure", ""))
-    if outcome is Outcome.NOT_APPLICABLE:
-        measure = str(entry["longrepr"][2]).removeprefix("Skipped: ")
-    if outcome is Outcome.FAILED and not any(f.severity is Severity.ERROR for f in findings):
-        findings.append(_unforeseen(name, entry))
-    return Step(
-        name=name,
-        outcome=outcome,
-        seconds=round(entry["duration"], 3),
-        limit_s=named.get("limit"),
-        measure=measure,
-        findings=tuple(findings),
-        output=output,
-    )
-
-
-def _unforeseen(name: str, entry: dict[str, Any]) -> Finding:
-    """The Finding of a step that failed otherwise than it foresaw."""
-    crash = (entry["longrepr"] or {}).get("reprcrash") or {}
-    message = str(crash.get("message") or entry["longrepr"])
-    return Finding(
-        severity=Severity.ERROR,
-        what=f"the step {name} itself broke off: {message.splitlines()[0]}",
-        where=name,
-        evidence=message,
-        cause="not known: the step did not foresee this",
-        remedy="read the step's output in the report (--json FILE)",
-    )
-
-
 def _result(
-    log: _Log,
+    log: Log,
     ending: str,
     errors: list[str],
     findings: list[Finding],
@@ -385,7 +280,7 @@ def _result(
     )
 
 
-def _broken_off(log: _Log, ending: str, errors: list[str]) -> Finding:
+def _broken_off(log: Log, ending: str, errors: list[str]) -> Finding:
     where = log.running or "between two steps"
     return Finding(
         severity=Severity.ERROR,

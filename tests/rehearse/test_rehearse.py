@@ -91,14 +91,14 @@ def test_twelve_nodes_have_rank_equal_to_index(write: Write) -> None:
 
 
 def test_an_elastic_job_grows(write: Write) -> None:
-    path = write(nnodes="1:2", arguments=["25"])
+    path = write(nnodes="1:2", arguments=["15"])
     result = rehearse(path, "--fault", "scale-up")
     assert result["findings"] == []
     assert tries(result) == {0: [0], 1: [0]}
 
 
 def test_an_elastic_job_goes_on_with_fewer(write: Write) -> None:
-    path = write(nnodes="1:2", arguments=["25"])
+    path = write(nnodes="1:2", arguments=["10"])
     result = rehearse(path, "--fault", "scale-down")
     assert result["findings"] == []
     assert tries(result) == {0: [0], 1: [KILLED]}
@@ -185,7 +185,7 @@ def test_a_manifest_of_somebody_elses_is_played_too(tmp_path: Path) -> None:
         ((), HAND_WRITTEN, "registry.example/other:1"),
         ((), HAND_WRITTEN.replace("torchrun", "true"), "no container here runs torchrun"),
         ((), HAND_WRITTEN.replace(": 2", ": 65"), "65 pods"),
-        ((), "a: [", "own.yaml:1"),
+        ((), "a: [", "own.yaml:2"),
         (("--fault", "sunspots"), HAND_WRITTEN, "sunspots"),
         (("--fault", "scale-up", "--image", "muster:cpu"), HAND_WRITTEN, "MIN:MAX"),
         (("--limit", "0"), HAND_WRITTEN, "--limit"),

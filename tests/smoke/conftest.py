@@ -35,6 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shm-bytes", type=int, help="the size that /dev/shm must have")
     parser.addoption("--infiniband", action="store_true", help="verbs devices were passed")
     parser.addoption("--train", type=Path, required=True, help="the folder train/")
+    on_purpose = "a switch that the fabric sets, and nobody left on"
+    parser.addoption("--on-purpose", action="append", default=[], help=on_purpose)
     parser.addoption("--step-timeout", type=float, help="seconds for every step, not its own limit")
 
 

@@ -8,6 +8,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
+
+# the tests time nothing, and the same examples come at every run
+settings.register_profile(
+    "muster",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("muster")
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -3,7 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.errors import ManifestUnreadable
@@ -213,7 +213,6 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
     assert documents.read(path)[0].kind == "Job"
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="ab:-[]{}&*!|>'\"#\n\t 01~?<", max_size=60))
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(ManifestUnreadable):

@@ -57,6 +57,8 @@ class Script:
             "GET /version": (200, {"Version": "29.0", "ApiVersion": "1.47", "Arch": "amd64"}),
             "GET /_ping": (200, b"OK"),
             "GET /containers/json": (200, []),
+            "GET /networks": (200, []),
+            "GET /volumes": (200, {"Volumes": []}),
         }
     )
     calls: list[str] = field(default_factory=list)

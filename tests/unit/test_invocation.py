@@ -1,7 +1,7 @@
 from collections.abc import Mapping, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.manifests import invocation, shell
@@ -253,7 +253,6 @@ def test_a_script_is_split_as_a_shell_does(text: str, expected: list[list[str]])
     assert [[word.text for word in command] for command in commands] == expected
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="ab$(){}'\"\\`#&|;<> \n=", max_size=40))
 def test_any_script_is_split_to_its_end(text: str) -> None:
     rows = [word.row for command in shell.commands(text) for word in command]
@@ -261,7 +260,6 @@ def test_any_script_is_split_to_its_end(text: str) -> None:
     assert all(0 <= row <= text.count("\n") for row in rows)
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(["torchrun", "sh", "-c", "--nnodes", "$@", "$X", "a", "-m", "--"])))
 def test_any_command_is_read(words: list[str]) -> None:
     it = find(*words)

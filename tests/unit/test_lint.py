@@ -3,7 +3,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from muster import fabric
@@ -974,7 +974,6 @@ VALUES = [
 ]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, len(LINES) - 1), st.sampled_from(VALUES)), max_size=4),
     st.sets(st.integers(0, len(LINES) - 1), max_size=3),

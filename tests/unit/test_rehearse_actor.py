@@ -92,12 +92,14 @@ def test_the_last_lines_are_the_pods_own_and_not_torchruns_log() -> None:
         "step 1",
         "",
         f"W{head}:858] Sending process 28548 closing signal SIGTERM",
-        f"E{head}:833] failed (exitcode: 1) local_rank: 0 (pid: 28553) of binary: /usr/bin/python",
         "[W602 11:17:52.185053341 socket.cpp:767] [c10d] The client socket has failed to connect",
         "ValueError: no data",
+        f"E{head}:833] failed (exitcode: 1) local_rank: 0 (pid: 28553) of binary: /usr/bin/python",
+        "Traceback (most recent call last):",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
     ]
     heard(one, MET + lines)
-    assert one.last_lines() == [lines[0], lines[4], lines[5]]
+    assert one.last_lines() == [lines[0], lines[3], lines[4]]
     assert one.last_lines(1) == ["ValueError: no data"]
 
 

@@ -256,7 +256,7 @@ texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 durations = st.none() | st.integers(120, 10**6).map(str)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     flags=st.fixed_dictionaries(
         {

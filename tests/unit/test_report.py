@@ -16,7 +16,8 @@ from muster import image, report
 from muster.engine import Image
 from muster.errors import CannotWrite
 from muster.finding import Finding, Outcome, Severity, verdict
-from muster.smoke import Result, Step
+from muster.smoke import Result
+from muster.steps import Step
 
 
 def finding(severity: Severity = Severity.ERROR, where: str = "memlock") -> Finding:

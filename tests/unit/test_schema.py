@@ -1,10 +1,18 @@
 import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from referencing import Registry, Resource
 
 from muster.errors import UnknownKubernetes
 from muster.manifests import crds, documents, schema
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "k8s/examples"
 JOB = """\
 apiVersion: batch/v1
 kind: Job
@@ -237,3 +245,129 @@ def test_crds_json_is_what_the_models_say() -> None:
     newest = schema.definitions(schema.VERSIONS[-1])["$defs"]
     assert json.loads(schema.CRDS.read_text()) == crds.made(newest)
     assert schema.CRDS.read_text() == crds.text(crds.made(newest))
+
+
+# ---- JSON Schema ---------------------------------------------------------------------------------
+
+
+def schemas(part: object) -> Iterator[dict[str, Any]]:
+    """A schema and all that are in it."""
+    if isinstance(part, dict):
+        yield part
+        inside = [part.get("items"), part.get("additionalProperties"), *part.get("oneOf", [])]
+        for child in [*inside, *part.get("properties", {}).values()]:
+            yield from schemas(child)
+
+
+@pytest.mark.parametrize("kubernetes", schema.VERSIONS)
+def test_the_schemas_use_no_word_that_is_not_checked(kubernetes: str) -> None:
+    words = {
+        word
+        for part in schema.definitions(kubernetes)["$defs"].values()
+        for each in schemas(part)
+        for word in each
+        if not word.startswith("x-kubernetes-")
+    }
+    # format asks for nothing in a validator that is not told to look
+    assert words - {"description", "format"} == {
+        *("$ref", "type", "enum", "oneOf", "properties", "additionalProperties", "required"),
+        "items",
+    }
+
+
+def test_a_wrong_choice_is_named_with_the_right_one() -> None:
+    text = """\
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: demo}
+spec:
+  serviceName: demo
+  selector: {}
+  template: {spec: {containers: []}}
+  volumeClaimTemplates:
+  - kind: Claim
+"""
+    assert misfits(text) == [
+        (
+            "9 wrong type: spec.volumeClaimTemplates[0].kind is the text 'Claim', where"
+            " 'PersistentVolumeClaim' must be"
+        )
+    ]
+
+
+def registry() -> Registry[Any]:
+    """The schemas as jsonschema reads them."""
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    crds_json = {"$schema": dialect, **json.loads(schema.CRDS.read_text())}
+    contents = {schema.DEFINITIONS: schema.definitions("1.37"), CRDS_ID: crds_json}
+    return Registry().with_resources(
+        (name, Resource.from_contents(each)) for name, each in contents.items()
+    )
+
+
+CRDS_ID = "https://muster/crds.json"
+REGISTRY = registry()
+OBJECTS = [
+    each
+    for name in ("tcp-2x2-job", "tcp-2x2-jobset", "tcp-2x2-trainjob", "efa-p5-4x8-job")
+    for each in documents.read(EXAMPLES / f"{name}.yaml")
+]
+
+
+def refused_by_jsonschema(document: documents.Document) -> set[tuple[object, ...]]:
+    """The paths that jsonschema does not allow."""
+    models = json.loads(schema.CRDS.read_text())["kinds"]
+    crd = models.get(document.api_version, {}).get(document.kind)
+    names = {
+        (kind["group"], kind["version"], kind["kind"]): name
+        for name, each in schema.definitions("1.37")["$defs"].items()
+        for kind in each.get("x-kubernetes-group-version-kind", ())
+    }
+    group, _, version = document.api_version.rpartition("/")
+    own = f"{schema.DEFINITIONS}#/$defs/{names.get((group, version, document.kind))}"
+    reference = own if crd is None else f"{CRDS_ID}{crd}"
+    validator = jsonschema.Draft202012Validator({"$ref": reference}, registry=REGISTRY)
+    found: set[tuple[object, ...]] = set()
+    for error in validator.iter_errors(document.data):
+        path = (*error.absolute_path,)
+        if error.validator == "required":
+            found |= {(*path, name) for name in error.validator_value if name not in error.instance}
+        elif error.validator == "additionalProperties":
+            found |= {(*path, name) for name in {*error.instance} - {*error.schema["properties"]}}
+        else:
+            found.add(path)
+    return found
+
+
+def places(value: object, path: documents.KeyPath = ()) -> Iterator[documents.KeyPath]:
+    yield path
+    entries: Any = ()
+    if isinstance(value, dict):
+        entries = value.items()
+    elif isinstance(value, list):
+        entries = enumerate(value)
+    for key, item in entries:
+        yield from places(item, (*path, key))
+
+
+VALUES = st.sampled_from([1, 1.0, 1.5, True, "1", "", {}, {"nmae": 1}, [], ["a"], [1], "remove"])
+
+
+@settings(max_examples=150)
+@given(st.sampled_from(OBJECTS), st.data())
+def test_what_is_refused_is_what_jsonschema_refuses(
+    document: documents.Document, data: st.DataObject
+) -> None:
+    text = json.dumps(document.data)
+    (changed,) = documents.parse(text, document.file)
+    kept = {("apiVersion",), ("kind",), ()}
+    path = data.draw(st.sampled_from([each for each in places(changed.data) if each not in kept]))
+    parent: Any = documents.at(changed.data, path[:-1])
+    value = data.draw(VALUES)
+    if value == "remove":
+        del parent[path[-1]]
+    else:
+        parent[path[-1]] = value
+    assert {each.path for each in schema.misfits(changed, "1.37")} == (
+        refused_by_jsonschema(changed)
+    )

@@ -131,7 +131,7 @@ def test_a_package_that_is_missing_leads_to_the_wrapper(tmp_path: Path, package:
         check=False,
     )
     assert (done.returncode, done.stdout) == (3, "")
-    says = rf"Muster needs the package {package}\b.*: run \./invokew in place of invoke\n"
+    says = rf"muster: the package {package} is missing: run \./invokew in place of invoke\n"
     assert re.fullmatch(says, done.stderr), done.stderr
 
 

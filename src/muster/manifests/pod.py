@@ -1,17 +1,35 @@
 """The pod template of base/job.yaml, patched by the fabric and filled from a Spec."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from ruamel.yaml.comments import CommentedBase, CommentedMap, CommentedSeq
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString as Quoted
 
-from muster import launch, patch
+from muster import launch, patch, preflight
 from muster.launch import Rendezvous
 from muster.manifests import quantities
 from muster.manifests.quoting import text
 from muster.manifests.spec import Spec, hostname, job_name
+from muster.switches import DEBUG_SWITCHES
 
+IMAGE_FOLDER: Final = "/opt/muster"
+PREFLIGHT: Final = "preflight"
+PREFLIGHT_PORT: Final = launch.RDZV_PORT + 1
+# what the all_reduce of the gate sums: the vendors' floors are for large buffers
+CPU_BYTES: Final = 2**24
+GPU_BYTES: Final = 2**30
+FLOOR_BYTES: Final = 2**34
+_FAILURE_COUNTS: Final = {
+    name: f"metadata.annotations['batch.kubernetes.io/{annotation}']"
+    for name, annotation in zip(
+        preflight.FAILURE_COUNTS,
+        ("job-index-failure-count", "job-index-ignored-failure-count"),
+        strict=True,
+    )
+}
 CLUSTER_DOMAIN: Final = "cluster.local"
 CODE_FOLDER: Final = "/workspace/code"
 CHECKPOINT_FOLDER: Final = "/checkpoint"
@@ -48,6 +66,10 @@ def fill(template: CommentedMap, spec: Spec, script: str) -> None:
     _fill_names(template, spec)
     _fill_grace(pod, spec)
     _fill_choice_of_nodes(pod, spec)
+    if spec.preflight:
+        pod["initContainers"] = CommentedSeq(
+            [*pod.get("initContainers", ()), _preflight(container, spec)]
+        )
     if spec.checkpoint is not None:
         claim = CommentedMap(claimName=text(spec.checkpoint))
         mount(pod, "checkpoint", CHECKPOINT_FOLDER, {"persistentVolumeClaim": claim})
@@ -73,15 +95,48 @@ def _patch(template: CommentedMap, spec: Spec) -> None:
     pod["containers"][0] = patch.merged(pod["containers"][0], fabric.container)
 
 
+def _preflight(container: CommentedMap, spec: Spec) -> CommentedMap:
+    """The gate: the training container's image, environment and rights, for the all_reduce."""
+    gate = CommentedMap(name=PREFLIGHT)
+    for key in ("image", "envFrom", "env", "resources", "securityContext", "volumeMounts"):
+        gate[key] = copy.deepcopy(container[key])
+    for name, annotation in _FAILURE_COUNTS.items():
+        field = CommentedMap(fieldRef=CommentedMap(fieldPath=annotation))
+        gate["env"].append(CommentedMap(name=name, valueFrom=field))
+    gate["command"] = CommentedSeq(["python", "-m", "muster.preflight"])
+    gate["args"] = CommentedSeq(map(text, _preflight_arguments(spec)))
+    return gate
+
+
+def _preflight_arguments(spec: Spec) -> list[str]:
+    floor = spec.fabric.busbw_floor_gb_s
+    flags = [f"--using-network={name}" for name in spec.fabric.using_network]
+    flags += [f"--on-purpose={name}" for name in DEBUG_SWITCHES if name in spec.fabric.environment]
+    if floor is not None:
+        flags.append(f"--floor-gb-s={floor:g}")
+    meeting = rendezvous(spec)
+    # another port: pod 0 may be in training before the last pod has left its gate
+    apart = replace(meeting, rdzv_id=f"{spec.name}-{PREFLIGHT}", port=PREFLIGHT_PORT)
+    size = CPU_BYTES if spec.cpu else GPU_BYTES if floor is None else FLOOR_BYTES
+    script = f"{IMAGE_FOLDER}/train/bandwidth.py"
+    return [*flags, "--", *_torchrun(spec, apart, script, 0, ("--bytes", str(size)))]
+
+
 def _arguments(spec: Spec, script: str) -> list[str]:
+    return _torchrun(spec, rendezvous(spec), script, spec.max_restarts, spec.arguments)
+
+
+def _torchrun(
+    spec: Spec, meeting: Rendezvous, script: str, max_restarts: int, arguments: Sequence[str]
+) -> list[str]:
     return launch.arguments(
         spec.nnodes,
         spec.nproc_per_node,
-        rendezvous(spec),
-        max_restarts=spec.max_restarts,
+        meeting,
+        max_restarts=max_restarts,
         shutdown_timeout_s=launch.SHUTDOWN_TIMEOUT_S,
         script=script,
-        script_arguments=spec.arguments,
+        script_arguments=arguments,
     )
 
 

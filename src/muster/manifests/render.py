@@ -4,9 +4,6 @@ Comments travel with the values that they stand beside, so that the result says 
 gives the same bytes.
 """
 
-import copy
-import io
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,11 +17,10 @@ from ruamel.yaml.scalarstring import LiteralScalarString
 from muster import launch, patch
 from muster.errors import SpecWrong
 from muster.launch import ExitStatus
-from muster.manifests import pod
+from muster.manifests import emitter, pod
 from muster.manifests.quoting import text
 from muster.manifests.spec import Code, Kind, Spec, job_name
 
-IMAGE_FOLDER: Final = "/opt/muster"
 # a ConfigMap may hold 1 MiB, and the rest of the object is in it too
 # https://kubernetes.io/docs/concepts/configuration/configmap/
 MOST_CODE_BYTES: Final = 1_000_000
@@ -37,14 +33,20 @@ _QUEUED: Final = {Kind.JOB: "Job", Kind.JOBSET: "JobSet", Kind.TRAINJOB: "TrainJ
 
 @dataclass(frozen=True)
 class Base:
-    """The hand-written objects of k8s/."""
+    """The hand-written objects of k8s/base."""
 
     service: CommentedMap
     policy: CommentedMap
     environment: CommentedMap
     job: CommentedMap
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """Those of k8s/kinds; `job` is laid over the Job in a JobSet."""
+
     jobset: CommentedMap
-    jobset_job: CommentedMap
+    job: CommentedMap
     runtime: CommentedMap
     trainjob: CommentedMap
 
@@ -54,7 +56,7 @@ def render(spec: Spec, root: Path) -> str:
 
     Raises SpecWrong for a script that is not there, or that no ConfigMap can carry.
     """
-    base = copy.deepcopy(_written(root / "k8s"))
+    base = Base(*_objects(root / "k8s/base/job.yaml"))
     template = base.job["spec"]["template"]
     code = _code(spec)
     pod.fill(template, spec, _script(spec, root))
@@ -70,65 +72,33 @@ def render(spec: Spec, root: Path) -> str:
         _fill_job(base.job["spec"], spec)
         objects = [base.service, *objects, base.job]
     else:
-        _fill_jobset(base, spec)
-        objects += [base.jobset] if spec.kind is Kind.JOBSET else _trainjob(base, spec)
+        files = (root / f"k8s/kinds/{name}.yaml" for name in (Kind.JOBSET, Kind.TRAINJOB))
+        kinds = Kinds(*(each for file in files for each in _objects(file)))
+        _fill_jobset(base.job["spec"], kinds, spec)
+        objects += [kinds.jobset] if spec.kind is Kind.JOBSET else _trainjob(kinds, spec)
     for each in objects:
         _name(each, spec)
-    return _header(spec) + _dump(objects)
+    return _header(spec) + emitter.emitted(objects)
 
 
-# ---- k8s/ in and out ---------------------------------------------------------------------------
+# ---- k8s/ --------------------------------------------------------------------------------------
 
 
-def _yaml() -> YAML:
-    yaml = YAML()
-    yaml.preserve_quotes = True
-    yaml.width = 2**16  # no line is folded
-    yaml.indent(mapping=2, sequence=4, offset=2)
-    return yaml
+def _objects(path: Path) -> tuple[CommentedMap, ...]:
+    """The objects of a file, to be changed."""
+    return tuple(patch.copied(each) for each in _written(path))
 
 
 @cache
-def _written(k8s: Path) -> Base:
-    job = list(_yaml().load_all(k8s / "base/job.yaml"))
-    jobset = list(_yaml().load_all(k8s / "kinds/jobset.yaml"))
-    trainjob = list(_yaml().load_all(k8s / "kinds/trainjob.yaml"))
-    for documents in (job, jobset, trainjob):
-        # what the file as a whole is said to be; the rendered file has its own header
-        documents[0].ca.comment = None
-        for document in documents:
-            patch.settle(document)
-    return Base(*job, *jobset, *trainjob)
-
-
-def _dump(objects: Iterable[CommentedMap]) -> str:
-    found = list(objects)
-    for each in found:
-        _place_comments(each, 0)
-    written = io.StringIO()
-    _yaml().dump_all(found, written)
-    return written.getvalue()
-
-
-def _place_comments(node: object, column: int) -> None:
-    """Comments where the values now are: one blank behind them, or above at their own column.
-
-    `column` is where the keys or dashes of `node` stand. ruamel keeps the columns that it read.
-    """
-    if not isinstance(node, CommentedMap | CommentedSeq):
-        return
-    for tokens in node.ca.items.values():
-        for token in tokens:
-            for above in token if isinstance(token, list) else ():
-                above.start_mark.column = column
-            if token is not None and not isinstance(token, list):
-                token.start_mark.column = 0
-    if isinstance(node, CommentedMap):
-        for child in node.values():
-            _place_comments(child, column + 2)
-    else:
-        for child in node:
-            _place_comments(child, column + 2)
+def _written(path: Path) -> tuple[CommentedMap, ...]:
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    documents = tuple(yaml.load_all(path))
+    # what the file as a whole is said to be; the rendered file has its own header
+    documents[0].ca.comment = None
+    for document in documents:
+        patch.settle(document)
+    return documents
 
 
 def _header(spec: Spec) -> str:
@@ -158,7 +128,7 @@ def _script(spec: Spec, root: Path) -> str:
             f"one that the image has ({', '.join(known)}), an absolute path in an image of your"
             " own, or --code configmap to send a file of this machine along",
         )
-    return f"{IMAGE_FOLDER}/{inside}"
+    return f"{pod.IMAGE_FOLDER}/{inside}"
 
 
 def _code(spec: Spec) -> str | None:
@@ -177,7 +147,7 @@ def _code(spec: Spec) -> str | None:
 
 def _code_map(like: CommentedMap, spec: Spec, code: str) -> CommentedMap:
     found = CommentedMap(apiVersion="v1", kind="ConfigMap")
-    found["metadata"] = copy.deepcopy(like["metadata"])
+    found["metadata"] = patch.copied(like["metadata"])
     found["metadata"]["name"] = "demo-code"
     found["data"] = CommentedMap({Path(spec.script).name: _block(code)})
     return found
@@ -206,7 +176,7 @@ def _name(item: CommentedMap, spec: Spec) -> None:
 
 
 def _fill_environment(environment: CommentedMap, spec: Spec) -> None:
-    data = environment["data"] = copy.deepcopy(spec.fabric.environment)
+    data = environment["data"] = patch.copied(spec.fabric.environment)
     staggering = launch.staggering(spec.nnodes.most * spec.nproc_per_node)
     data.update({name: Quoted(value) for name, value in staggering.items()})
 
@@ -219,9 +189,10 @@ def _fill_selectors(base: Base, spec: Spec) -> None:
 
 
 def _fill_job(job: CommentedMap, spec: Spec) -> None:
-    _fill_size(job, spec)
+    job["backoffLimitPerIndex"] = spec.max_restarts
     preempted = job["podFailurePolicy"]["rules"][1]["onExitCodes"]
     preempted["values"] = CommentedSeq([int(ExitStatus.PREEMPTED)])
+    _fill_size(job, spec)
     if spec.ttl_s is not None:
         job.insert(3, "ttlSecondsAfterFinished", spec.ttl_s)
     if spec.gang:
@@ -234,6 +205,9 @@ def _fill_job(job: CommentedMap, spec: Spec) -> None:
 
 
 def _fill_size(job: CommentedMap, spec: Spec) -> None:
+    """The part that a Job has on its own and in a JobSet."""
+    if spec.preflight:
+        job["podFailurePolicy"]["rules"].insert(0, _gate_rule())
     job["completions"] = job["parallelism"] = spec.nnodes.most
     numbered = (
         f"each pod has a number, a host name {job_name(spec)}-NUMBER, and one success to bring"
@@ -243,14 +217,24 @@ def _fill_size(job: CommentedMap, spec: Spec) -> None:
         job.insert(3, "activeDeadlineSeconds", spec.deadline_s)
 
 
-def _fill_jobset(base: Base, spec: Spec) -> None:
+def _gate_rule() -> CommentedMap:
+    rule = CommentedMap(action="FailJob")
+    rule["onExitCodes"] = CommentedMap(
+        containerName=pod.PREFLIGHT,
+        operator="In",
+        values=CommentedSeq([int(ExitStatus.NOT_READY)]),
+    )
+    pod.explain(rule, "action", "no training on nodes that are not ready for it")
+    return rule
+
+
+def _fill_jobset(job: CommentedMap, kinds: Kinds, spec: Spec) -> None:
     """Put the Job of base/job.yaml into the JobSet, with the JobSet's own policy."""
-    job = base.job["spec"]
-    _fill_size(job, spec)
     for key in _JOB_ALONE:
         del job[key]
-    job = patch.merged(job, base.jobset_job)
-    jobset = base.jobset["spec"]
+    job = patch.merged(job, kinds.job)
+    _fill_size(job, spec)
+    jobset = kinds.jobset["spec"]
     jobset["network"]["subdomain"] = text(spec.name)
     jobset["failurePolicy"]["maxRestarts"] = spec.max_restarts
     if spec.ttl_s is not None:
@@ -266,14 +250,14 @@ def _put(node: CommentedMap, key: str, value: CommentedMap) -> None:
     node[key] = value
 
 
-def _trainjob(base: Base, spec: Spec) -> list[CommentedMap]:
+def _trainjob(kinds: Kinds, spec: Spec) -> list[CommentedMap]:
     """A runtime of the job's own, with that JobSet in it, and the TrainJob that asks for it."""
-    base.runtime["spec"]["mlPolicy"]["numNodes"] = spec.nnodes.most
-    jobset = base.jobset["spec"]
-    _put(base.runtime["spec"]["template"], "spec", jobset)
+    kinds.runtime["spec"]["mlPolicy"]["numNodes"] = spec.nnodes.most
+    jobset = kinds.jobset["spec"]
+    _put(kinds.runtime["spec"]["template"], "spec", jobset)
     _call_node(jobset["replicatedJobs"][0]["template"])
-    base.trainjob["spec"]["runtimeRef"]["name"] = text(spec.name)
-    return [base.runtime, base.trainjob]
+    kinds.trainjob["spec"]["runtimeRef"]["name"] = text(spec.name)
+    return [kinds.runtime, kinds.trainjob]
 
 
 def _call_node(template: CommentedMap) -> None:
@@ -285,5 +269,5 @@ def _call_node(template: CommentedMap) -> None:
     job = template["spec"]
     job["template"]["spec"]["containers"][0]["name"] = "node"
     for rule in job["podFailurePolicy"]["rules"]:
-        if "onExitCodes" in rule:
+        if rule.get("onExitCodes", {}).get("containerName") == "train":
             rule["onExitCodes"]["containerName"] = "node"

@@ -1,4 +1,8 @@
-"""Objects against the schemas of a Kubernetes version: every field known, every type right."""
+"""Objects against the schemas of a Kubernetes version: every field known, every type right.
+
+The schemas use few of JSON Schema's words, and these are checked here: to import jsonschema takes
+as long as all the rest of a lint.
+"""
 
 import difflib
 import functools
@@ -9,9 +13,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
-
-from jsonschema import Draft202012Validator, ValidationError  # type: ignore[import-untyped]
-from referencing import Registry, Resource
 
 from muster.errors import UnknownKubernetes
 from muster.manifests.documents import Document, KeyPath, at
@@ -89,17 +90,6 @@ def _crds() -> dict[str, Any]:
 
 
 @functools.cache
-def _registry(kubernetes: str) -> Registry[Any]:
-    resources = (
-        (DEFINITIONS, definitions(kubernetes)),
-        (_CRDS_ID, {"$schema": "https://json-schema.org/draft/2020-12/schema", **_crds()}),
-    )
-    return Registry().with_resources(
-        (name, Resource.from_contents(contents)) for name, contents in resources
-    )
-
-
-@functools.cache
 def _kinds(kubernetes: str) -> Mapping[tuple[str, str], str]:
     """The schema of each API version and kind."""
     found = {}
@@ -155,47 +145,40 @@ def _has(versions: list[str]) -> str:
 
 
 def _errors(document: Document, reference: str, path: KeyPath, kubernetes: str) -> Iterator[Misfit]:
-    for error in _validator(reference, kubernetes).iter_errors(at(document.data, path)):
-        where = (*path, *error.absolute_path)
-        if error.validator == "additionalProperties":
+    for error in _checker(kubernetes).errors(at(document.data, path), reference, path):
+        if error.word == "additionalProperties":
             yield from _unknown(document, reference, path, kubernetes, error)
-        elif error.validator == "required":
-            for name in error.validator_value:
-                if name not in error.instance:
-                    what = f"{dotted(where) or 'the object'} has no {name}"
-                    yield Misfit(document, (*where, name), Fault.MISSING, what)
+        elif error.word == "required":
+            for name in error.wanted:
+                if name not in error.value:
+                    what = f"{dotted(error.path) or 'the object'} has no {name}"
+                    yield Misfit(document, (*error.path, name), Fault.MISSING, what)
         else:
-            what = f"{dotted(where)} is {_said(error.instance)}, where {_wanted(error)} must be"
-            yield Misfit(document, where, Fault.WRONG_TYPE, what, _quoted(error))
-
-
-@functools.cache
-def _validator(reference: str, kubernetes: str) -> Draft202012Validator:
-    return Draft202012Validator({"$ref": reference}, registry=_registry(kubernetes))
+            wanted = _wanted(error)
+            what = f"{dotted(error.path)} is {_said(error.value)}, where {wanted} must be"
+            yield Misfit(document, error.path, Fault.WRONG_TYPE, what, _quoted(error))
 
 
 def _unknown(
-    document: Document, reference: str, path: KeyPath, kubernetes: str, error: ValidationError
+    document: Document, reference: str, path: KeyPath, kubernetes: str, error: "_Error"
 ) -> Iterator[Misfit]:
-    where = (*path, *error.absolute_path)
-    assert isinstance(error.schema, Mapping)
     fields = error.schema["properties"]
-    for name in sorted(set(error.instance) - set(fields)):
-        here = (*error.absolute_path, name)
+    for name in sorted(set(error.value) - set(fields)):
 
-        def known_to(version: str, here: KeyPath = here) -> bool:
-            others = _validator(reference, version).iter_errors(at(document.data, path))
+        def known_to(version: str, name: str = name) -> bool:
+            others = _checker(version).errors(at(document.data, path), reference, path)
             return not any(
-                each.validator == "additionalProperties"
-                and (*each.absolute_path,) == here[:-1]
-                and here[-1] not in each.schema["properties"]
+                each.word == "additionalProperties"
+                and each.path == error.path
+                and name not in each.schema["properties"]
                 for each in others
             )
 
         others = _others(kubernetes, known_to)
         near = None if others else next(iter(difflib.get_close_matches(name, fields, n=1)), None)
-        what = f"{dotted((*where, name))} is no field of Kubernetes {kubernetes}{_has(others)}"
-        yield Misfit(document, (*where, name), Fault.UNKNOWN_FIELD, what, near)
+        where = (*error.path, name)
+        what = f"{dotted(where)} is no field of Kubernetes {kubernetes}{_has(others)}"
+        yield Misfit(document, where, Fault.UNKNOWN_FIELD, what, near)
 
 
 def _null_items(document: Document, value: object, path: KeyPath) -> Iterator[Misfit]:
@@ -241,7 +224,9 @@ def _said(value: object) -> str:
     return f"the text {value!r}"
 
 
-def _wanted(error: ValidationError) -> str:
+def _wanted(error: "_Error") -> str:
+    if error.word == "enum":
+        return " or ".join(map(repr, error.wanted))
     words = {
         "string": "text",
         "integer": "a whole number",
@@ -250,7 +235,7 @@ def _wanted(error: ValidationError) -> str:
         "object": "an object",
         "array": "a list",
     }
-    return " or ".join(words[name] for name in _types(error.validator_value))
+    return " or ".join(words[name] for name in _types(error.wanted))
 
 
 def _types(wanted: object) -> list[str]:
@@ -263,9 +248,102 @@ def _types(wanted: object) -> list[str]:
     return [name for each in wanted for name in _types(each)]
 
 
-def _quoted(error: ValidationError) -> str | None:
+def _quoted(error: "_Error") -> str | None:
     """The same value as text, where only the quotes are missing."""
-    plain = isinstance(error.instance, bool | int | float)
-    if not plain or "string" not in _types(error.validator_value):
+    plain = isinstance(error.value, bool | int | float)
+    if error.word == "enum" or not plain or "string" not in _types(error.wanted):
         return None
-    return json.dumps(str(error.instance).lower())
+    return json.dumps(str(error.value).lower())
+
+
+# ---- JSON Schema -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Error:
+    """A value, and the word of a schema that does not allow it."""
+
+    path: KeyPath
+    value: Any
+    word: str
+    schema: Mapping[str, Any]
+
+    @property
+    def wanted(self) -> Any:  # noqa: ANN401 - each word has a value of its own kind
+        return self.schema[self.word]
+
+
+class _Checker:
+    """Values against the schemas of a version."""
+
+    def __init__(self, kubernetes: str) -> None:
+        self._files = {DEFINITIONS: definitions(kubernetes)["$defs"], _CRDS_ID: _crds()["$defs"]}
+
+    def errors(self, value: object, reference: str, path: KeyPath) -> Iterator[_Error]:
+        """What the schema at `reference` does not allow in `value`, which stands at `path`."""
+        file, _, name = reference.partition("#/$defs/")
+        return self._check(value, self._files[file][name], file, path)
+
+    def _check(
+        self, value: object, schema: Mapping[str, Any], file: str, path: KeyPath
+    ) -> Iterator[_Error]:
+        if reference := schema.get("$ref"):
+            whole = f"{file}{reference}" if reference.startswith("#") else reference
+            yield from self.errors(value, whole, path)
+        for word, allows in _ALLOWS.items():
+            if word in schema and not allows(value, schema):
+                yield _Error(path, value, word, schema)
+        for key, item, part in _parts(value, schema):
+            if not isinstance(part, bool):
+                yield from self._check(item, part, file, (*path, key))
+
+
+_checker = functools.cache(_Checker)
+
+
+def _parts(value: object, schema: Mapping[str, Any]) -> Iterator[tuple[str | int, object, Any]]:
+    """Key, value and schema of each entry; True for a schema allows all, as False allows none."""
+    if isinstance(value, dict):
+        fields, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        for key, item in value.items():
+            yield key, item, fields.get(key, others)
+    elif isinstance(value, list) and "items" in schema:
+        for index, item in enumerate(value):
+            yield index, item, schema["items"]
+
+
+def _is_of(value: object, wanted: str | list[str]) -> bool:
+    """Whether the value is of the type, or of one of the types, that `type` may name."""
+    names = {wanted} if isinstance(wanted, str) else {*wanted}
+    if isinstance(value, bool):  # which Python takes for a number
+        return "boolean" in names
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return (
+        (value is None and "null" in names)
+        or (isinstance(value, str) and "string" in names)
+        or (isinstance(value, dict) and "object" in names)
+        or (isinstance(value, list) and "array" in names)
+        or (whole and "integer" in names)
+        or (isinstance(value, int | float) and "number" in names)
+    )
+
+
+def _has_only_known(value: object, schema: Mapping[str, Any]) -> bool:
+    if not isinstance(value, dict) or schema["additionalProperties"] is not False:
+        return True
+    return {*value} <= {*schema.get("properties", ())}
+
+
+def _has_required(value: object, schema: Mapping[str, Any]) -> bool:
+    return not isinstance(value, dict) or {*value} >= {*schema["required"]}
+
+
+_ALLOWS: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], bool]]] = {
+    "type": lambda value, schema: _is_of(value, schema["type"]),
+    "enum": lambda value, schema: value in schema["enum"],
+    "oneOf": lambda value, schema: (
+        sum(_is_of(value, each["type"]) for each in schema["oneOf"]) == 1
+    ),
+    "additionalProperties": _has_only_known,
+    "required": _has_required,
+}

@@ -81,6 +81,7 @@ class Spec:
     queue: str | None = None
     topology: str | None = None
     gang: bool = False
+    preflight: bool = False
     priority_class: str | None = None
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
@@ -223,6 +224,7 @@ _READERS: dict[str, Callable[[object], Any]] = {
     "queue": _matching(_DNS_NAME, "the name of a LocalQueue"),
     "topology": _matching(_LABEL_KEY, "the label of a topology level, e.g. kubernetes.io/hostname"),
     "gang": _switch,
+    "preflight": _switch,
     "priority_class": _matching(_DNS_NAME, "the name of a PriorityClass"),
     "node_selector": _pairs(_LABEL_KEY, _LABEL_VALUE),
     "tolerations": _tolerations,

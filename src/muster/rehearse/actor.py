@@ -18,6 +18,8 @@ _MET = re.compile(
     r"torch/distributed/elastic/agent/server/api\.py:\d+\]\s+"
     r"(group_rank|group_world_size|global_ranks)=(\d+|\[[\d, ]*\])$"
 )
+# after this line torchrun speaks, in a traceback and a summary of its own
+_RANK_FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+")
 _AGENT_LOG = re.compile(r"[IWE]\d{4} [\d:.]+ \d+ torch/")
 
 
@@ -72,9 +74,11 @@ class Actor:
         return True
 
     def last_lines(self, count: int = 12) -> list[str]:
-        """The end of what it said itself: torchrun's own log is left out."""
-        own = [line for line in self.output if line.strip() and not _AGENT_LOG.match(line)]
-        return own[-count:]
+        """The end of what its ranks said; torchrun's own log and summary are left out."""
+        lines = [line for line in self.output if line.strip()]
+        failed = [at for at, line in enumerate(lines) if _RANK_FAILED.search(line)]
+        ranks = lines[: failed[-1]] if failed else lines
+        return [line for line in ranks if not _AGENT_LOG.match(line)][-count:]
 
 
 class Event:

@@ -26,6 +26,11 @@ DEFAULT_GRACE_S: Final = 30
 FAULT_FOLDER: Final = "/muster-fault"
 _INDEX_KEY: Final = "batch.kubernetes.io/job-completion-index"
 _JOB_INDEX_KEY: Final = "jobset.sigs.k8s.io/job-index"
+# https://kubernetes.io/docs/reference/labels-annotations-taints/#job-index-failure-count
+_FAILURE_COUNTS: Final = (
+    "batch.kubernetes.io/job-index-failure-count",
+    "batch.kubernetes.io/job-index-ignored-failure-count",
+)
 _POD_INDEX_KEY: Final = "apps.kubernetes.io/pod-index"
 # in the place of the five letters that the Job controller adds to a pod's name
 _SUFFIX: Final = "xxxxx"
@@ -100,12 +105,16 @@ class Wardrobe:
 
 @dataclass(frozen=True)
 class Tailor:
-    """Makes the containers of a group's pods; `notes` collects what is otherwise than there."""
+    """Makes the containers of a group's pods; `notes` collects what is otherwise than there.
+
+    `generation` is how many pods of the same number came before.
+    """
 
     group: PodGroup
     wardrobe: Wardrobe
     change: Change
     notes: dict[str, None]
+    generation: int = 0
 
     def cast(self, index: int) -> Cast:
         """The containers of pod `index`."""
@@ -199,6 +208,9 @@ class Tailor:
             "status.podIP": group.fqdn(index) or group.hostname(index),
         }
         annotations = mapping(group.metadata.get("annotations"))
+        if "backoffLimitPerIndex" in group.job:
+            counts = dict(zip(_FAILURE_COUNTS, (str(self.generation), "0"), strict=True))
+            annotations = {**annotations, **counts}
         told: dict[str, dict[str, Any]] = {"labels": {**group.labels}, "annotations": annotations}
         if group.indexed:
             numbers = self._numbers(index)

@@ -283,7 +283,7 @@ class _Rehearsal:
         self._away.discard(index)
         self._coming.discard(index)
         part = self._parts[index]
-        tailor = part.tailor
+        tailor = replace(part.tailor, generation=generation)
         if generation == 0 and self._plan.fault is Fault.RANK_RAISES:
             tailor = replace(tailor, change=self._with_raise(tailor.change))
         cast = tailor.cast(part.index)
