@@ -28,9 +28,11 @@ READ_TIMEOUT_S = 900
 # How long the nodes that have met wait for the rest to be scheduled; torch's default is 600. The
 # well-known key `timeout` does nothing with c10d.
 JOIN_TIMEOUT_S = 1800
-# torchrun's default between a worker's SIGTERM and its SIGKILL. torch 2.10 knows no other: the flag
-# came after it, with https://github.com/pytorch/pytorch/pull/172596
+# torchrun's default between a worker's SIGTERM and its SIGKILL, and the variable for another one.
+# torch 2.10 knows no other, and passes over a variable, where it would refuse the flag:
+# https://github.com/pytorch/pytorch/pull/172596
 SHUTDOWN_TIMEOUT_S = 30
+SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 # what a pod's grace period has beyond the shutdown, for the agents' and the kubelet's own work
 _SPARE_S = 30
 
@@ -144,7 +146,6 @@ def arguments(
     rendezvous: Rendezvous,
     *,
     max_restarts: int,
-    shutdown_timeout_s: int,
     script: str,
     script_arguments: Sequence[str],
 ) -> list[str]:
@@ -158,8 +159,6 @@ def arguments(
         f"--rdzv-conf={_conf(nodes, rendezvous)}",
         f"--max-restarts={max_restarts}",
     ]
-    if shutdown_timeout_s != SHUTDOWN_TIMEOUT_S:
-        flags.append(f"--shutdown-timeout={shutdown_timeout_s}")
     return [*flags, script, *script_arguments]
 
 
@@ -203,7 +202,6 @@ def by_hand(
         nproc_per_node,
         rendezvous,
         max_restarts=0,
-        shutdown_timeout_s=SHUTDOWN_TIMEOUT_S,
         script=script,
         script_arguments=script_arguments,
     )
@@ -243,7 +241,7 @@ def read_timeout_s(deadline_s: int | None) -> int:
 
 
 def shutdown_timeout_s(checkpoint_s: int) -> int:
-    """--shutdown-timeout for workers that need `checkpoint_s` after a SIGTERM to save their work.
+    """The shutdown timeout for workers that need `checkpoint_s` after a SIGTERM to save their work.
 
     torchrun kills them at the end of it, however long the pod's grace period is.
     """

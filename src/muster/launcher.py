@@ -9,8 +9,10 @@ JOB_COMPLETION_INDEX, which Kubernetes sets in an Indexed Job. Its exit statuses
 
 import os
 import re
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -44,7 +46,8 @@ def main(arguments: Sequence[str], agent: Sequence[str] = AGENT) -> int:
         return ExitStatus.USAGE
     if number := _signal_within(launch.start_delay_s(index, nodes.most), PASSED_ON):
         return _ended(ExitStatus.PREEMPTED, f"{number.name} came before the start")
-    return _run(argv, {**launch.ENVIRONMENT, **os.environ}, _shutdown_timeout_s(arguments))
+    environment = {**launch.ENVIRONMENT, **os.environ, **writable_cache(os.environ)}
+    return _run(argv, environment, _shutdown_timeout_s(arguments, os.environ))
 
 
 # ---- what it was given ---------------------------------------------------------------------------
@@ -71,9 +74,23 @@ def _node(line: CommandLine, environment: Mapping[str, str]) -> tuple[int, NodeR
     return int(index), nodes
 
 
-def _shutdown_timeout_s(arguments: Sequence[str]) -> int:
+def writable_cache(environment: Mapping[str, str]) -> dict[str, str]:
+    """Where triton may write: a copy of its cache, where a pod's read-only root holds the cache.
+
+    What the image has in it is needed: without it torch.compile would ask for a C compiler.
+    """
+    cache = environment.get("TRITON_CACHE_DIR")
+    if cache is None or not Path(cache).is_dir() or os.access(cache, os.W_OK):
+        return {}
+    copy = Path(tempfile.gettempdir()) / "triton"
+    shutil.copytree(cache, copy, dirs_exist_ok=True)
+    return {"TRITON_CACHE_DIR": str(copy)}
+
+
+def _shutdown_timeout_s(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     # what is no number is torchrun's to refuse
-    text = CommandLine.read(arguments).value("shutdown-timeout") or ""
+    flag = CommandLine.read(arguments).value("shutdown-timeout")
+    text = flag or environment.get(launch.SHUTDOWN_VARIABLE, "")
     return int(text) if _DIGITS.fullmatch(text) else launch.SHUTDOWN_TIMEOUT_S
 
 

@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parse(argv)
     told = Said()
     found = list(_node(arguments.on_purpose, told))
-    if verdict(found) is Verdict.READY and not _is_replacement(os.environ):
+    if verdict(found) is Verdict.READY and not is_replacement(os.environ):
         found += _world(arguments, told)
     for finding in found:
         told.say(f"{finding.severity} in {finding.where}: {finding.what}")
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if verdict(found) is Verdict.READY else ExitStatus.NOT_READY
 
 
-def _is_replacement(environment: Mapping[str, str]) -> bool:
+def is_replacement(environment: Mapping[str, str]) -> bool:
     """Whether an earlier pod of this index failed, as the Job controller counts them."""
     return any(environment.get(name, "0") not in {"", "0"} for name in FAILURE_COUNTS)
 
@@ -125,8 +125,8 @@ def _world(arguments: argparse.Namespace, told: Said) -> Iterator[Finding]:
     if not done.ok:
         yield _did_not_run(done)
         return
-    yield from _network(logs, arguments.using_network)
-    yield from _bandwidth(_facts(done), arguments.floor_gb_s)
+    yield from network(logs, arguments.using_network)
+    yield from bandwidth(measured(done), arguments.floor_gb_s)
 
 
 def _did_not_run(done: process.Completed) -> Finding:
@@ -144,7 +144,7 @@ def _did_not_run(done: process.Completed) -> Finding:
     )
 
 
-def _network(logs: Sequence[str], wanted: Sequence[str]) -> Iterator[Finding]:
+def network(logs: Sequence[str], wanted: Sequence[str]) -> Iterator[Finding]:
     """That NCCL moved the data over the fabric, and not, unsaid, over sockets."""
     if not wanted or not NVIDIA.exists():
         return
@@ -164,14 +164,14 @@ def _lines(logs: Sequence[str], word: str) -> list[str]:
     return [line for log in logs for line in log.splitlines() if word in line]
 
 
-def _facts(done: process.Completed) -> dict[str, Any]:
+def measured(done: process.Completed) -> dict[str, Any]:
     """What rank 0 measured; empty on the other nodes, which do not know it."""
     lines = [line for line in done.output.splitlines() if line.startswith("{")]
     found: dict[str, Any] = json.loads(lines[-1]) if lines else {}
     return found
 
 
-def _bandwidth(facts: Mapping[str, Any], floor: float | None) -> Iterator[Finding]:
+def bandwidth(facts: Mapping[str, Any], floor: float | None) -> Iterator[Finding]:
     if not facts or floor is None:
         return
     largest = max(facts["all_reduce"], key=lambda row: row["bytes"])

@@ -15,24 +15,39 @@ COMMANDS = [
 
 
 def test_the_readme_shows_these_commands() -> None:
-    shown = [command.split()[0] for command in COMMANDS]
-    assert shown == ["./invokew", "./invokew", "docker"]
-    # the second is this very run
+    shown = [command.split()[:2] for command in COMMANDS]
+    tasks = ("build", "test", "render", "rehearse")
+    assert shown == [*(["./invokew", task] for task in tasks), ["docker", "run"]]
+    # this very run
     assert COMMANDS[1] == "./invokew test"
 
 
 @pytest.mark.usefixtures("built")
-@pytest.mark.parametrize("command", [COMMANDS[0], COMMANDS[2]])
+@pytest.mark.parametrize("command", [COMMANDS[0], COMMANDS[-1]])
 def test_a_command_of_the_readme_works(command: str) -> None:
+    run(command)
+
+
+@pytest.mark.usefixtures("built")
+def test_the_readmes_job_is_written_and_survives_the_loss_of_its_leader() -> None:
+    try:
+        run(COMMANDS[2])
+        assert run(COMMANDS[3]).splitlines()[-1] == "READY"
+    finally:
+        (ROOT / "demo.yaml").unlink(missing_ok=True)
+
+
+def run(command: str) -> str:
     done = subprocess.run(
         ["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.rstrip()
 
 
 def test_every_command_of_the_table_exists() -> None:
-    named = set(re.findall(r"`\./invokew (\w+)", README))
+    named = set(re.findall(r"`\./invokew ([\w-]+)", README))
     listed = subprocess.run(
         ["./invokew", "--list"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert named <= set(re.findall(r"^  (\w+)", listed.stdout, re.MULTILINE))
+    assert named <= set(re.findall(r"^  ([\w-]+)", listed.stdout, re.MULTILINE))

@@ -110,6 +110,22 @@ def test_nodes_share_their_claim_and_write_to_it_as_an_ordinary_user(write: Writ
     assert tries(result) == {0: [0], 1: [0]}
 
 
+def test_a_preflight_that_passes_lets_the_job_train_and_its_replacements_too(write: Write) -> None:
+    path = write(preflight=True, memory="2g", arguments=["4"])
+    result = rehearse(path, "--fault", "leader-killed")
+    assert tries(result) == {0: [KILLED, 0], 1: [RENDEZVOUS, 0]}
+
+
+def test_a_preflight_that_finds_something_ends_the_job_before_training(write: Write) -> None:
+    path = write(preflight=True, memory="2g", env=["NCCL_P2P_DISABLE=1"])
+    result = rehearse(path, code=1)
+    assert all(codes[0] in {13, PREEMPTED} for codes in tries(result).values())
+    assert all(pod["group_rank"] is None for pod in result["pods"])
+    (finding,) = result["findings"]
+    assert "PodFailurePolicy" in finding["what"]
+    assert "NCCL_P2P_DISABLE" in finding["evidence"]
+
+
 def test_a_policy_without_another_try_is_a_finding(write: Write) -> None:
     path = write(deadline_s="3600")
     text = path.read_text().replace("backoffLimitPerIndex: 3", "backoffLimitPerIndex: 0")

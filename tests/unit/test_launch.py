@@ -19,7 +19,6 @@ def same_on_every_node(
     nodes: NodeRange = NodeRange(4, 4),  # noqa: B008  frozen
     *,
     rendezvous: Rendezvous = MEETING,
-    shutdown_timeout_s: int = launch.SHUTDOWN_TIMEOUT_S,
     script_arguments: Sequence[str] = (),
 ) -> list[str]:
     return launch.arguments(
@@ -27,7 +26,6 @@ def same_on_every_node(
         8,
         rendezvous,
         max_restarts=3,
-        shutdown_timeout_s=shutdown_timeout_s,
         script="train.py",
         script_arguments=script_arguments,
     )
@@ -110,10 +108,8 @@ def test_an_elastic_job_has_a_range_of_nodes() -> None:
     assert same_on_every_node(NodeRange(2, 4))[0] == "--nnodes=2:4"
 
 
-def test_a_shutdown_timeout_of_its_own_is_a_flag_and_torchs_default_is_none() -> None:
-    # torch 2.10 does not know the flag
+def test_no_flag_is_given_that_torch_2_10_does_not_know() -> None:
     assert not any("shutdown" in word for word in same_on_every_node())
-    assert "--shutdown-timeout=90" in same_on_every_node(shutdown_timeout_s=90)
 
 
 @pytest.mark.parametrize(("nnodes", "slow"), [(128, False), (129, True), (100_000, True)])

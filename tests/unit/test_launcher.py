@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 from tests.unit.conftest import ROOT, runs, wait_until
 
+from muster import launcher
 from muster.errors import ExitCode
-from muster.launch import ExitStatus
+from muster.launch import SHUTDOWN_VARIABLE, ExitStatus
 from muster.launcher import PASSED_ON
 
 FLAGS = ("--nnodes=4", "--rdzv-backend=c10d", "--rdzv-endpoint=demo-0.demo:29400")
@@ -223,8 +225,14 @@ def test_an_agent_that_takes_its_shutdown_timeout_is_not_killed_before(start: St
     assert launched.out.splitlines()[-1] == "saved"
 
 
-def test_an_agent_that_takes_no_signal_is_killed_after_its_shutdown_timeout(start: Start) -> None:
-    launched = start("--shutdown-timeout=2", "train.py", "report")
+@pytest.mark.parametrize(
+    ("flags", "environment"),
+    [(("--shutdown-timeout=2",), {}), ((), {SHUTDOWN_VARIABLE: "2"})],
+)
+def test_an_agent_that_takes_no_signal_is_killed_after_its_shutdown_timeout(
+    start: Start, flags: tuple[str, ...], environment: dict[str, str]
+) -> None:
+    launched = start(*flags, "train.py", "report", **environment)
     launched.until("ready")
     sent = time.monotonic()
     launched.process.terminate()
@@ -352,3 +360,20 @@ def test_a_module_or_a_program_is_not_looked_for_as_a_file(start: Start, switch:
 
 def test_wrong_usage_has_one_status_in_all_of_muster() -> None:
     assert int(ExitStatus.USAGE) == int(ExitCode.WRONG_INPUT)
+
+
+def test_a_cache_of_triton_that_cannot_be_written_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, temporary = tmp_path / "cache", tmp_path / "tmp"
+    (cache / "key").mkdir(parents=True)
+    (cache / "key/helper.so").write_bytes(b"helper")
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    environment = {"TRITON_CACHE_DIR": str(cache)}
+    assert launcher.writable_cache(environment) == {}
+    # root may write wherever the filesystem lets it
+    monkeypatch.setattr(os, "access", lambda _path, _mode: False)
+    found = launcher.writable_cache(environment)
+    assert (Path(found["TRITON_CACHE_DIR"]) / "key/helper.so").read_bytes() == b"helper"
+    assert launcher.writable_cache({}) == {}

@@ -116,8 +116,9 @@ def test_the_rendezvous_gives_up_before_the_deadline(deadline: str | None, join:
 
 
 def test_the_grace_period_has_room_for_the_checkpoint() -> None:
-    template = group(checkpoint_s="300").template
-    assert template["terminationGracePeriodSeconds"] == launch.grace_s(300)
+    found = group(checkpoint_s="300")
+    assert found.template["terminationGracePeriodSeconds"] == launch.grace_s(300) == 360
+    assert found.environment[launch.SHUTDOWN_VARIABLE] == "330"
 
 
 def test_an_elastic_job_has_pods_for_the_most_and_meets_with_the_least() -> None:

@@ -189,3 +189,14 @@ def test_every_task_says_in_its_first_line_what_it_does_and_how_long() -> None:
     for name, line in tasks.items():
         assert re.fullmatch(r"[A-Z].*\.", line), name
         assert re.search(r"second|[Mm]inute", line), name
+
+
+@pytest.mark.parametrize(("turned_off", "kept"), [("", True), ("1", False)])
+def test_a_start_leaves_byte_code_to_the_next_unless_that_is_turned_off(
+    checkout: Path, tmp_path: Path, turned_off: str, kept: bool
+) -> None:
+    folder = tmp_path / "byte-code"
+    environment = {"PYTHONPYCACHEPREFIX": str(folder), "PYTHONDONTWRITEBYTECODE": turned_off}
+    assert run(checkout, "--list", **environment).returncode == 0
+    own = folder.joinpath(*checkout.parts[1:])  # Invoke has a tasks.py too
+    assert any(own.glob("tasks.*.pyc")) is kept

@@ -134,7 +134,6 @@ def _torchrun(
         spec.nproc_per_node,
         meeting,
         max_restarts=max_restarts,
-        shutdown_timeout_s=launch.SHUTDOWN_TIMEOUT_S,
         script=script,
         script_arguments=arguments,
     )
@@ -169,15 +168,15 @@ def _fill_names(template: CommentedMap, spec: Spec) -> None:
 
 
 def _fill_grace(pod: CommentedMap, spec: Spec) -> None:
+    env = pod["containers"][0]["env"]
     key = "terminationGracePeriodSeconds"
     pod[key] = launch.grace_s(spec.checkpoint_s)
-    shutdown, checkpoint = launch.SHUTDOWN_TIMEOUT_S, spec.checkpoint_s
-    spare = pod[key] - shutdown - checkpoint
-    explain(
-        pod,
-        key,
-        f"torchrun ends ranks in {shutdown} s, {checkpoint} s for a checkpoint, {spare} s to spare",
-    )
+    shutdown = launch.shutdown_timeout_s(spec.checkpoint_s)
+    explain(pod, key, f"the {shutdown} s that torchrun gives its ranks, and 30 s to spare")
+    (variable,) = (each for each in env if each["name"] == launch.SHUTDOWN_VARIABLE)
+    variable["value"] = Quoted(str(shutdown))
+    seconds = f"seconds for a rank that was told to end: {spec.checkpoint_s} for its checkpoint"
+    explain(variable, "value", seconds)
 
 
 def _fill_choice_of_nodes(pod: CommentedMap, spec: Spec) -> None:

@@ -22,6 +22,7 @@ _CAUSES: Final = {
     ExitStatus.WORKER_FAILED: "a rank failed; its own words are above",
     ExitStatus.RENDEZVOUS_FAILED: "the nodes did not meet, or the one that hosts the store left",
     ExitStatus.PREEMPTED: "the pod was told to end",
+    ExitStatus.NOT_READY: "the preflight found this: the node or its environment is not ready",
     126: "the program of the container cannot be run",
     127: "the program of the container is not in the image",
     137: "SIGKILL: the kernel sends it when memory runs out",
