@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 else 6.0
 
-dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+dist.init_process_group("gloo", timeout=timedelta(seconds=20))
 rank, world_size = dist.get_rank(), dist.get_world_size()
 start = time.monotonic()
 while True:
