@@ -593,7 +593,7 @@ def lint(_c: Context) -> None:
 
 @task(lint)
 def test(_c: Context) -> None:
-    """Run every test, those on the real Engine included. Needs root or Docker; half an hour to 40 minutes."""
+    """Run every test, those on the real Engine included. Needs root or Docker; 40 minutes."""
     _run_all(["pytest", "--durations=25", "tests/unit", "tests/image", "tests/rehearse"])
 
 
