@@ -389,7 +389,8 @@ class SuiteDidNotReport(MachineLacks):
                     *(f"  | {line}" for line in last_lines),
                 ]
             ),
-            "if it was killed, look at the node's memory; else build the image again",
+            "if it was killed, look at the node's memory; else ./invokew verify names what in the"
+            " image is not as it was built",
         )
 
 

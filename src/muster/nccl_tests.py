@@ -37,7 +37,9 @@ def fetch(pin: NcclTests, folder: Path | None, offline: bool, progress: Progress
     _git(["init", "--quiet", "--bare", str(git_dir)])
     fetched = _git(["--git-dir", str(git_dir), "fetch", "--depth", "1", pin.repository, pin.commit])
     if not fetched.ok or not _has(git_dir, pin.commit):
-        raise NcclTestsUnreachable(pin.repository, (fetched.last_lines(1) or [fetched.ending])[0])
+        fatal = [line for line in fetched.output.splitlines() if line.startswith("fatal: ")]
+        why = (fatal or fetched.last_lines(1) or [fetched.ending])[0]
+        raise NcclTestsUnreachable(pin.repository, why)
     return git_dir
 
 

@@ -165,7 +165,7 @@ def test_a_container_that_is_killed_keeps_the_steps_before(
     code, _ = command.finish()
     assert code == 1
     result = json.loads(report.read_text())
-    assert list(outcomes(result)) == STEPS[:5]
+    assert list(outcomes(result)) == STEPS[:6]
     what = result["findings"][-1]["what"]
     assert what == "the suite broke off during all_reduce (exit code 137)"
 
