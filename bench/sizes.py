@@ -12,6 +12,7 @@ here goes again, what the Engine keeps in its own build cache apart.
 import contextlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -223,6 +224,8 @@ def decimal(count: int | None) -> str:
 
 
 def main() -> int:
+    # as Ctrl-C does: what was made goes on the way out
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with copied() as copy, contextlib.ExitStack() as undo:
         whole = muster_bench(copy, slim=False, undo=undo)
         cu13 = built(whole)
