@@ -34,7 +34,7 @@ JOIN_TIMEOUT_S = 1800
 SHUTDOWN_TIMEOUT_S = 30
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 # what a pod's grace period has beyond the shutdown, for the agents' and the kubelet's own work
-_SPARE_S = 30
+SPARE_S = 30
 
 # The workers get a store of their own. With the agents' store shared, a node that joins later than
 # the first round waits for a MASTER_ADDR that nobody sets again, and every agent dies of it.
@@ -250,7 +250,7 @@ def shutdown_timeout_s(checkpoint_s: int) -> int:
 
 def grace_s(checkpoint_s: int) -> int:
     """The pod's terminationGracePeriodSeconds: the agent is done before the kubelet kills it."""
-    return shutdown_timeout_s(checkpoint_s) + _SPARE_S
+    return shutdown_timeout_s(checkpoint_s) + SPARE_S
 
 
 def start_delay_s(index: int, nnodes: int) -> float:

@@ -1,6 +1,5 @@
 """The pod template of base/job.yaml, patched by the fabric and filled from a Spec."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -13,6 +12,7 @@ from muster.launch import Rendezvous
 from muster.manifests import quantities
 from muster.manifests.quoting import text
 from muster.manifests.spec import Spec, hostname, job_name
+from muster.manifests.workloads import CLUSTER_DOMAIN, FAILURE_COUNTS
 from muster.switches import DEBUG_SWITCHES
 
 IMAGE_FOLDER: Final = "/opt/muster"
@@ -22,15 +22,6 @@ PREFLIGHT_PORT: Final = launch.RDZV_PORT + 1
 CPU_BYTES: Final = 2**24
 GPU_BYTES: Final = 2**30
 FLOOR_BYTES: Final = 2**34
-_FAILURE_COUNTS: Final = {
-    name: f"metadata.annotations['batch.kubernetes.io/{annotation}']"
-    for name, annotation in zip(
-        preflight.FAILURE_COUNTS,
-        ("job-index-failure-count", "job-index-ignored-failure-count"),
-        strict=True,
-    )
-}
-CLUSTER_DOMAIN: Final = "cluster.local"
 CODE_FOLDER: Final = "/workspace/code"
 CHECKPOINT_FOLDER: Final = "/checkpoint"
 # what a rank takes where nobody says more: enough for the scripts of train/, not for a model
@@ -99,9 +90,10 @@ def _preflight(container: CommentedMap, spec: Spec) -> CommentedMap:
     """The gate: the training container's image, environment and rights, for the all_reduce."""
     gate = CommentedMap(name=PREFLIGHT)
     for key in ("image", "envFrom", "env", "resources", "securityContext", "volumeMounts"):
-        gate[key] = copy.deepcopy(container[key])
-    for name, annotation in _FAILURE_COUNTS.items():
-        field = CommentedMap(fieldRef=CommentedMap(fieldPath=annotation))
+        gate[key] = patch.copied(container[key])
+    for name, annotation in zip(preflight.FAILURE_COUNTS, FAILURE_COUNTS, strict=True):
+        path = f"metadata.annotations['{annotation}']"
+        field = CommentedMap(fieldRef=CommentedMap(fieldPath=path))
         gate["env"].append(CommentedMap(name=name, valueFrom=field))
     gate["command"] = CommentedSeq(["python", "-m", "muster.preflight"])
     gate["args"] = CommentedSeq(map(text, _preflight_arguments(spec)))
@@ -172,7 +164,9 @@ def _fill_grace(pod: CommentedMap, spec: Spec) -> None:
     key = "terminationGracePeriodSeconds"
     pod[key] = launch.grace_s(spec.checkpoint_s)
     shutdown = launch.shutdown_timeout_s(spec.checkpoint_s)
-    explain(pod, key, f"the {shutdown} s that torchrun gives its ranks, and 30 s to spare")
+    explain(
+        pod, key, f"the {shutdown} s that torchrun gives its ranks, and {launch.SPARE_S} s to spare"
+    )
     (variable,) = (each for each in env if each["name"] == launch.SHUTDOWN_VARIABLE)
     variable["value"] = Quoted(str(shutdown))
     seconds = f"seconds for a rank that was told to end: {spec.checkpoint_s} for its checkpoint"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from muster.finding import Finding
-from muster.launch import ENVIRONMENT, SHUTDOWN_TIMEOUT_S
+from muster.launch import ENVIRONMENT, SHUTDOWN_TIMEOUT_S, SHUTDOWN_VARIABLE, SPARE_S
 from muster.manifests.documents import Key, mapping, mappings, whole
 from muster.manifests.invocation import Invocation, Program
 from muster.manifests.rules import (
@@ -20,12 +20,8 @@ from muster.manifests.rules import (
     nodes,
     warning,
 )
-from muster.manifests.workloads import PodGroup
+from muster.manifests.workloads import DEFAULT_BACKOFF_LIMIT, DEFAULT_GRACE_S, PodGroup
 
-DEFAULT_BACKOFF_LIMIT: Final = 6
-DEFAULT_GRACE_S: Final = 30
-# beyond torchrun's own wait for its workers
-SPARE_S: Final = 30
 # torchrun's own end, and the kernel's SIGKILL of all
 _PLAIN_CODES: Final = frozenset({0, 1, 137})
 
@@ -203,7 +199,7 @@ def grace_period(manifest: Manifest) -> Iterator[Finding]:
         if not group.whole:
             continue
         said = invocation.shutdown_timeout or group.environment.get(
-            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_TIMEOUT_S)
+            SHUTDOWN_VARIABLE, str(SHUTDOWN_TIMEOUT_S)
         )
         grace = whole(group.template.get("terminationGracePeriodSeconds"), DEFAULT_GRACE_S)
         if said.isdigit() and grace < int(said) + SPARE_S:

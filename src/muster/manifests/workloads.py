@@ -10,6 +10,16 @@ from muster.manifests.invocation import Invocation
 
 CLUSTER_DOMAIN = "cluster.local"
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
+# https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/job-v1/
+DEFAULT_BACKOFF_LIMIT = 6
+# https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination
+DEFAULT_GRACE_S = 30
+# how often earlier pods of the same index failed, counted against its limit and not
+# https://kubernetes.io/docs/reference/labels-annotations-taints/#job-index-failure-count
+FAILURE_COUNTS = (
+    "batch.kubernetes.io/job-index-failure-count",
+    "batch.kubernetes.io/job-index-ignored-failure-count",
+)
 
 # Kubeflow's names for a TrainJob's own job and container, and the label that marks that job
 # https://www.kubeflow.org/docs/components/trainer/operator-guides/job-template/

@@ -12,10 +12,8 @@ from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from muster.manifests.documents import at, mapping, mappings, whole
-from muster.manifests.workloads import PodGroup
+from muster.manifests.workloads import DEFAULT_BACKOFF_LIMIT, PodGroup
 
-# https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/job-v1/
-BACKOFF_LIMIT: Final = 6
 # backoffLimit's default where backoffLimitPerIndex is set
 NO_LIMIT: Final = 2**31 - 1
 # where a replicated job stands in a JobSet's spec: replicatedJobs, its number, template, spec
@@ -142,7 +140,9 @@ class JobController:
     @property
     def _backoff_limit(self) -> int:
         by_index = "backoffLimitPerIndex" in self.group.job
-        return whole(self.group.job.get("backoffLimit"), NO_LIMIT if by_index else BACKOFF_LIMIT)
+        return whole(
+            self.group.job.get("backoffLimit"), NO_LIMIT if by_index else DEFAULT_BACKOFF_LIMIT
+        )
 
     def _give_up(self, index: int, why: str) -> Decision:
         self.given_up.add(index)

@@ -178,7 +178,7 @@ def _deadline(play: Play) -> Iterator[Finding]:
             where=_where(play),
             evidence="no activeDeadlineSeconds",
             cause="torch's own timeout is 10 minutes with NCCL and 30 with gloo, if it comes",
-            remedy="set activeDeadlineSeconds (render --deadline)",
+            remedy="set activeDeadlineSeconds (render --deadline-s)",
         )
 
 

@@ -15,22 +15,20 @@ import psutil
 from muster.engine import ContainerSpec, Place, Stage
 from muster.manifests import invocation, quantities, workloads
 from muster.manifests.documents import Document, mapping, mappings, strings, whole
-from muster.manifests.workloads import INDEX_VARIABLE, PodGroup
+from muster.manifests.workloads import (
+    DEFAULT_GRACE_S,
+    FAILURE_COUNTS,
+    INDEX_VARIABLE,
+    PodGroup,
+)
 from muster.rehearse import command, notes
 
 SHM: Final = "/dev/shm"
 # what a container has that mounts nothing there
 CONTAINER_SHM: Final = 64 * 2**20
-# https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination
-DEFAULT_GRACE_S: Final = 30
 FAULT_FOLDER: Final = "/muster-fault"
 _INDEX_KEY: Final = "batch.kubernetes.io/job-completion-index"
 _JOB_INDEX_KEY: Final = "jobset.sigs.k8s.io/job-index"
-# https://kubernetes.io/docs/reference/labels-annotations-taints/#job-index-failure-count
-_FAILURE_COUNTS: Final = (
-    "batch.kubernetes.io/job-index-failure-count",
-    "batch.kubernetes.io/job-index-ignored-failure-count",
-)
 _POD_INDEX_KEY: Final = "apps.kubernetes.io/pod-index"
 # in the place of the five letters that the Job controller adds to a pod's name
 _SUFFIX: Final = "xxxxx"
@@ -209,7 +207,7 @@ class Tailor:
         }
         annotations = mapping(group.metadata.get("annotations"))
         if "backoffLimitPerIndex" in group.job:
-            counts = dict(zip(_FAILURE_COUNTS, (str(self.generation), "0"), strict=True))
+            counts = dict(zip(FAILURE_COUNTS, (str(self.generation), "0"), strict=True))
             annotations = {**annotations, **counts}
         told: dict[str, dict[str, Any]] = {"labels": {**group.labels}, "annotations": annotations}
         if group.indexed:
