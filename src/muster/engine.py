@@ -354,13 +354,8 @@ class Engine:
     @contextlib.contextmanager
     def stage(self) -> Iterator["Stage"]:
         """A network of its own for containers that stand for pods; all is removed on leaving."""
-        run_id = uuid.uuid4().hex[:12]
-        with _reaper(run_id), contextlib.ExitStack() as open_streams:
-            try:
-                yield Stage(self._client, run_id, open_streams)
-            finally:
-                with contextlib.suppress(EngineLost):  # the next sweep tries again
-                    self.remove_run(run_id)
+        with self._begin() as run:
+            yield Stage(self._client, run)
 
     @contextlib.contextmanager
     def run(self, spec: ContainerSpec) -> Iterator[Container]:
@@ -368,18 +363,16 @@ class Engine:
 
         Raises AskRefused when the Engine refuses one of its asks, EngineRefused for the rest.
         """
+        with self._begin() as run:
+            yield run.start(f"muster-{run.id}", spec, _create_options(spec))
+
+    @contextlib.contextmanager
+    def _begin(self) -> Iterator["_Run"]:
+        """A run with a name of its own; all that it made is removed on leaving."""
         run_id = uuid.uuid4().hex[:12]
         with _reaper(run_id), contextlib.ExitStack() as open_streams:
             try:
-                with _answers("the start of a container"), _refuses_asks(spec):
-                    container = self._client.containers.create(
-                        name=f"muster-{run_id}", labels=_labels(run_id), **_create_options(spec)
-                    )
-                    # attached before the start: no line is missed, whatever the log driver
-                    output = self._client.api.attach(str(container.id), stream=True, demux=True)
-                    open_streams.callback(_close, output)
-                    container.start()
-                yield Container(container, output)
+                yield _Run(self._client, run_id, open_streams)
             finally:
                 with contextlib.suppress(EngineLost):  # the next sweep tries again
                     self.remove_run(run_id)
@@ -417,23 +410,39 @@ class Engine:
                     volume.remove(force=True)
 
 
+@dataclass(frozen=True)
+class _Run:
+    """What one command makes on the Engine: labelled with `id`, so that all of it is found."""
+
+    client: docker.DockerClient
+    id: str
+    open_streams: contextlib.ExitStack
+
+    def start(self, name: str, spec: ContainerSpec, options: Mapping[str, Any]) -> Container:
+        """The started container `name`. Raises AskRefused, EngineRefused."""
+        with _answers("the start of a container"), _refuses_asks(spec):
+            container = self.client.containers.create(name=name, labels=_labels(self.id), **options)
+            # attached before the start: no line is missed, whatever the log driver
+            output = self.client.api.attach(str(container.id), stream=True, demux=True)
+            self.open_streams.callback(_close, output)
+            container.start()
+        return Container(container, output)
+
+
 class Stage:
     """A network on the Engine and the containers on it."""
 
-    def __init__(
-        self, client: docker.DockerClient, run_id: str, open_streams: contextlib.ExitStack
-    ) -> None:
+    def __init__(self, client: docker.DockerClient, run: "_Run") -> None:
         self._client = client
-        self._run_id = run_id
-        self._open_streams = open_streams
+        self._run = run
         self._count = itertools.count()
         self._network = self._new_network()
 
     def _new_network(self) -> str:
         with _answers("the making of a network"), _refuses("a network"):
-            name = f"muster-{self._run_id}-{next(self._count)}"
+            name = f"muster-{self._run.id}-{next(self._count)}"
             made = self._client.networks.create(
-                name, driver="bridge", check_duplicate=True, labels=_labels(self._run_id)
+                name, driver="bridge", check_duplicate=True, labels=_labels(self._run.id)
             )
         return str(made.name)
 
@@ -442,14 +451,14 @@ class Stage:
 
         `image` needs a chmod: the Engine makes volumes that only root may write.
         """
-        full = f"muster-{self._run_id}-{name}"
+        full = f"muster-{self._run.id}-{name}"
         with _answers("the making of a volume"), _refuses("a volume"):
-            self._client.volumes.create(full, labels=_labels(self._run_id))
+            self._client.volumes.create(full, labels=_labels(self._run.id))
             container = self._client.containers.create(
                 image,
                 entrypoint=["chmod", "0777", "/volume"],
                 user="0:0",
-                labels=_labels(self._run_id),
+                labels=_labels(self._run.id),
                 volumes={full: {"bind": "/volume", "mode": "rw"}},
                 network_mode="none",
             )
@@ -468,16 +477,7 @@ class Stage:
             options["network"] = self._network
             config = self._client.api.create_endpoint_config(aliases=list(place.aliases))
             options["networking_config"] = {self._network: config}
-        with _answers("the start of a container"), _refuses_asks(spec):
-            container = self._client.containers.create(
-                name=f"muster-{self._run_id}-{next(self._count)}",
-                labels=_labels(self._run_id),
-                **options,
-            )
-            output = self._client.api.attach(str(container.id), stream=True, demux=True)
-            self._open_streams.callback(_close, output)
-            container.start()
-        return Container(container, output)
+        return self._run.start(f"muster-{self._run.id}-{next(self._count)}", spec, options)
 
     def second_network(self) -> str:
         """Another network, for `connect`."""
