@@ -526,3 +526,19 @@ class FabricWrong(WrongInput):
     def __init__(self, path: Path, line: int, key: str, why: str) -> None:
         what = f"{key} {why}" if key else why
         super().__init__(f"{path}:{line}: {what}", "correct it, or restore it with git checkout")
+
+
+# ---- explain -----------------------------------------------------------------------------------
+
+
+class LogMissing(WrongInput):
+    def __init__(self, word: str) -> None:
+        super().__init__(
+            f"there is no log {word!r}",
+            "give a file, a directory with files in it, a quoted glob, or pipe the log in",
+        )
+
+
+class LogUnreadable(WrongInput):
+    def __init__(self, file: str, why: str) -> None:
+        super().__init__(f"cannot read {file}: {why}", "give a file that you may read")
