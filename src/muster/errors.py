@@ -542,3 +542,8 @@ class LogMissing(WrongInput):
 class LogUnreadable(WrongInput):
     def __init__(self, file: str, why: str) -> None:
         super().__init__(f"cannot read {file}: {why}", "give a file that you may read")
+
+
+class CatalogueBroken(WrongInput):
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path}: {why}", "correct it, or restore it with git checkout")

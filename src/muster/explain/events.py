@@ -41,7 +41,8 @@ class Field(StrEnum):
     VARIABLE = "variable"
     VALUE = "value"
     NRANKS = "nranks"
-    COMM_ID = "comm_id"  # the commId; of older NCCL the comm's address
+    COMM = "comm"  # the address of the communicator in its process
+    COMM_ID = "comm_id"  # the same for all its ranks; what NCCL 2.23 and newer splits off has none
     BUS_ID = "bus_id"
     NNODES = "nnodes"
     LOCAL_RANK = "local_rank"
@@ -69,7 +70,7 @@ class Field(StrEnum):
     NUMEL_OUT = "numel_out"
     EXIT_CODE = "exit_code"
     SIGNAL = "signal"
-    ROOT_CAUSE = "root_cause"  # "yes" in torchrun's table, under "Root Cause"
+    ROOT_CAUSE = "root_cause"  # there in torchrun's table, under "Root Cause"
     JOINED = "joined"
     EXPECTED = "expected"
     ERROR = "error"  # the class of a traceback's last line
@@ -77,7 +78,7 @@ class Field(StrEnum):
     SIZE = "size"
     ALGBW = "algbw"
     BUSBW = "busbw"
-    WRONG = "wrong"
+    WRONG = "wrong"  # "0", or "N/A" where nothing was checked
 
 
 class What(StrEnum):
@@ -113,6 +114,8 @@ class Event:
     """`message` is what was said, without header; host, pid and so on are None where not said.
 
     `device` is the CUDA device of NCCL's header, which is that of a thread: never a rank.
+    `rank` of an NCCL line that names none is the one that its process has in its largest
+    communicator, as soon as the log has said that.
     """
 
     line: Line
