@@ -6,6 +6,7 @@ The formats are NCCL's own strings: https://github.com/NVIDIA/nccl, src/init.cc,
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from muster.explain.events import Field, Severity, What
 
@@ -39,25 +40,47 @@ class Said:
 
 def said(text: str) -> Iterator[Said]:
     """What NCCL says in `text`; nothing where it does not speak there."""
-    speakers: list[tuple[re.Match[str], re.Match[str]]] = []
+    heads: list[_Head] = []
     begin = 0
     for level in _LEVELS.finditer(text):
         header = _header(text, begin, level.start())
         # a message may name "NCCL INFO" itself
-        if header["host"] or (not speakers and (header[0] or not text[: level.start()].strip())):
-            speakers.append((header, level))
+        if header["host"] or (not heads and (header[0] or not text[: level.start()].strip())):
+            heads.append(_head(header, level, heads[0].host if heads else None))
         begin = level.end()
-    ends = [*(header.start() for header, _ in speakers[1:]), len(text)]
-    for (header, level), end in zip(speakers, ends, strict=True):
-        names = ((Field.AT, header["at"]), (Field.FUNCTION, header["function"]))
-        yield Said(
-            Severity.INFO if level[1] in _QUIET else Severity.WARN,
-            text[level.end() : end].strip(),
-            header["host"],
-            _number(header["pid"]),
-            _number(header["device"]),
-            {field: name for field, name in names if name},
-        )
+    for head, following in pairwise([*heads, None]):
+        if head is not None:
+            end = following.begin if following else len(text)
+            message = text[head.end : end].strip()
+            yield Said(head.severity, message, head.host, head.pid, head.device, head.fields)
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    begin: int
+    end: int
+    severity: Severity
+    host: str | None
+    pid: int | None
+    device: int | None
+    fields: Mapping[Field, str]
+
+
+def _head(header: re.Match[str], level: re.Match[str], first_host: str | None) -> _Head:
+    host, begin = header["host"], header.start()
+    if first_host and host.endswith(first_host):
+        # the end of the message before, cut off by this one, stands right before the host
+        host, begin = first_host, begin + len(host) - len(first_host)
+    names = ((Field.AT, header["at"]), (Field.FUNCTION, header["function"]))
+    return _Head(
+        begin,
+        level.end(),
+        Severity.INFO if level[1] in _QUIET else Severity.WARN,
+        host,
+        _number(header["pid"]),
+        _number(header["device"]),
+        {field: name for field, name in names if name},
+    )
 
 
 def _header(text: str, begin: int, end: int) -> re.Match[str]:

@@ -19,7 +19,7 @@ _LETTERS = {
     "F": Severity.ERROR,
     "C": Severity.ERROR,
 }
-# as in "[W602 11:17:52.185053341 socket.cpp:767] [c10d] ", of 2.3 and older "[W socket.cpp:663] [c10d] "
+# as in "[W602 11:17:52.185053341 socket.cpp:767] [c10d] "; 2.3 and older "[W socket.cpp:663] "
 _GLOG = re.compile(
     r"\[(?P<level>[IWEFV])(?:\d{3,4} [\d:.]{8,20})? "
     r"(?P<at>[\w./+-]{1,200}\.(?:cpp|hpp|h|cc|cu|cuh):\d{1,6})\] (?:\[c10d\] )?"
