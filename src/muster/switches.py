@@ -18,3 +18,22 @@ DEBUG_SWITCHES = (
     "CUDA_LAUNCH_BLOCKING",
     "TORCH_DISTRIBUTED_DEBUG",
 )
+
+# on by default where the hardware can; with 0 they are switches of the same kind
+OFF_WITH_0 = (
+    "NCCL_CUMEM_ENABLE",
+    "NCCL_CUMEM_HOST_ENABLE",
+    "NCCL_DMABUF_ENABLE",
+    "NCCL_MNNVL_ENABLE",
+    "NCCL_NET_GDR_LEVEL",
+    "NCCL_NVLS_ENABLE",
+)
+
+
+def left_on(variable: str, value: str) -> bool:
+    """Whether `variable` with `value` is a switch for finding faults that is on."""
+    if variable in OFF_WITH_0:
+        return value.upper() in {"0", "LOC"}
+    if variable == "NCCL_NET_PLUGIN":
+        return value == "none"
+    return variable in DEBUG_SWITCHES and not (variable.endswith("_DISABLE") and value == "0")

@@ -43,7 +43,7 @@ class _Reader:
         rank = found.rank
         if said.host is not None:
             process = (said.host, said.pid)
-            if rank is not None and found.what is What.INIT_START:
+            if rank is not None and found.what in _NAMES_RANK:
                 self._learn(process, rank, int(found.fields[Field.NRANKS]))
             if rank is None and process in self._ranks:
                 rank = self._ranks[process][0]
@@ -71,18 +71,20 @@ class _Reader:
         place = (event.line.file, event.line.source)
         table = self._tables.get(place)
         if table is None:
-            if not torchrun.begins_table(event.message):
+            if not torchrun.tells_of_failure(event.message):
                 return event
             if len(self._tables) >= _MOST_KNOWN:
                 self._tables.clear()
             table = self._tables[place] = torchrun.Table()
         if table.ended_by(event.message):
             del self._tables[place]
-        if not table.take(event.message):
+        last = table.take(event.message)
+        if torchrun.tells_of_failure(event.message):
+            event = replace(event, kind=Kind.TORCHRUN)
+        if not last:
             return event
         return replace(
             event,
-            kind=Kind.TORCHRUN,
             severity=Severity.ERROR,
             what=What.FAILURE,
             host=table.host,
@@ -91,6 +93,8 @@ class _Reader:
             fields=dict(table.fields),
         )
 
+
+_NAMES_RANK = frozenset({What.INIT_START, What.INIT_COMPLETE, What.TOPOLOGY})
 
 # ---- all but NCCL ------------------------------------------------------------------------------
 
@@ -106,6 +110,7 @@ class _Form:
     what: What = What.TEXT
 
 
+_BANNER = r"^NCCL version (?P<version>\d[\w.+-]{0,60})"
 _STATUS = (
     r"(?:\[PG (?:ID )?(?P<group>\d{1,6}).{0,300}?)?"
     r"last enqueued (?:NCCL )?work: (?P<last_enqueued>-?\d{1,18}),"
@@ -141,6 +146,7 @@ _FORMS = tuple(
             Severity.ERROR,
             What.CLIENTS_JOINED,
         ),
+        ("NCCL version ", _BANNER, Kind.NCCL, Severity.INFO, What.VERSION),
         ("DataLoader worker", "", Kind.DATALOADER, Severity.ERROR, What.TEXT),
         ("bus error encountered in worker", "", Kind.DATALOADER, Severity.ERROR, What.TEXT),
         (
@@ -179,10 +185,11 @@ def _other(line: Line) -> Event:
         rank=rank,
         fields=head.fields if head else {},
     )
+    event = _raised(event)
     for form in _FORMS:
         if form.mark in message and (match := form.pattern.search(message)):
             return _formed(event, form, match)
-    return _raised(event)
+    return event
 
 
 def _formed(event: Event, form: _Form, match: re.Match[str]) -> Event:
@@ -216,6 +223,8 @@ def _raised(event: Event) -> Event:
     if ("CUDA" in event.message or "uda " in event.message) and _SPEAKS_CUDA.search(event.message):
         kind = Kind.CUDA
         severity = Severity.ERROR if severity is Severity.INFO else severity
+    if kind is event.kind and severity is event.severity:
+        return event
     return replace(event, kind=kind, severity=severity, fields=fields)
 
 

@@ -76,8 +76,8 @@ _EXIT = re.compile(r"(-?\d{1,10}) \(pid: (\d{1,10})\)(?: +\((SIG\w{1,10})\))?")
 _SIGNAL = re.compile(r"Signal \d{1,3} \((SIG\w{1,10})\)")
 
 
-def begins_table(message: str) -> bool:
-    """Whether a table begins here; one whose head was cut off begins with a time."""
+def tells_of_failure(message: str) -> bool:
+    """Whether `message` is of a table; one whose head was cut off begins with a row."""
     return message.strip() in {_FAILURES, _ROOT_CAUSE} or _ROW.match(message) is not None
 
 
