@@ -16,6 +16,8 @@ from typing import Any
 from muster.errors import CatalogueBroken
 from muster.finding import Severity
 
+# patterns for NCCL's information, of which there are millions of lines, are found by their start
+START = 6
 FILE = Path(__file__).with_name("faults.toml")
 
 
@@ -71,7 +73,10 @@ class Pattern:
             raise ValueError(f"{text!r} begins with a gap, which says nothing")
         if max(map(len, pieces), default=0) < 6:
             raise ValueError(f"{text!r} has no piece of six characters or more")
-        return cls(logged, text, tuple(pieces), tuple(gaps), starts=logged is Logged.INFO)
+        starts = logged is Logged.INFO
+        if starts and len(pieces[0]) < START:
+            raise ValueError(f"{text!r}: a pattern for information begins with six characters")
+        return cls(logged, text, tuple(pieces), tuple(gaps), starts)
 
     @property
     def keyword(self) -> str | None:
@@ -101,10 +106,9 @@ class Fault:
     """One thing that can go wrong, with what shows it and what to do.
 
     It is there when one line fits `see` or the log as a whole shows `derived`; where `see_also` is
-    not empty one line fits that too, none fits `not_see`, and after the last line that fits `see`
-    none of the same source fits `healed_by`. It `tells_more` than the faults it names: those are
-    left out beside it. `remaining` are the causes between which the log cannot tell; the command
-    `decide` can.
+    not empty one line fits that too, and none fits `not_see`. What is `retried` has to be given up
+    in the end. It `tells_more` than the faults it names: those are left out beside it. `remaining`
+    are the causes between which the log cannot tell; the command `decide` can.
     """
 
     id: str
@@ -117,7 +121,7 @@ class Fault:
     derived: str
     see_also: tuple[Pattern, ...]
     not_see: tuple[Pattern, ...]
-    healed_by: tuple[Pattern, ...]
+    retried: bool
     versions: str
     tells_more: tuple[str, ...]
     cause: str
@@ -132,13 +136,16 @@ class Fault:
         return all(_holds(version, bound) for bound in self.versions.split(",") if bound)
 
     def patterns(self) -> Iterator[Pattern]:
-        for group in (self.see, self.see_also, self.not_see, self.healed_by):
+        for group in (self.see, self.see_also, self.not_see):
             yield from group
 
 
 @dataclass(frozen=True)
 class Catalogue:
+    """`gave_up` are the lines that end what is retried."""
+
     faults: tuple[Fault, ...]
+    gave_up: tuple[Pattern, ...]
 
     def __getitem__(self, fault_id: str) -> Fault:
         return next(fault for fault in self.faults if fault.id == fault_id)
@@ -151,10 +158,6 @@ class Catalogue:
             counts[fault.class_] = counts.get(fault.class_, 0) + 1
         return counts
 
-    def patterns(self) -> tuple[Pattern, ...]:
-        """Return every pattern once."""
-        return tuple(dict.fromkeys(p for fault in self.faults for p in fault.patterns()))
-
 
 def read(path: Path = FILE) -> Catalogue:
     """Read and check a catalogue; raise CatalogueBroken that names the fault and the key."""
@@ -165,15 +168,16 @@ def read(path: Path = FILE) -> Catalogue:
     try:
         faults = tuple(_fault(entry) for entry in data["fault"])
         _check_ids(faults)
+        gave_up = _patterns(data["gave_up"], Logged.TEXT)
     except (ValueError, KeyError, TypeError) as why:
         raise CatalogueBroken(path, f"{why}") from why
-    return Catalogue(faults)
+    return Catalogue(faults, gave_up)
 
 
 _TEXTS = ("cause", "remedy", "link", "title")
 _KEYS = {
     *("id", "class", "title", "level", "severity", "sure", "logged", "see", "derived", "see_also"),
-    *("not_see", "healed_by", "versions", "tells_more", "cause", "remaining", "remedy", "decide"),
+    *("not_see", "retried", "versions", "tells_more", "cause", "remaining", "remedy", "decide"),
     *("link", "look_alikes"),
 }
 
@@ -205,7 +209,7 @@ def _checked(entry: Mapping[str, Any]) -> Fault:
         derived=entry.get("derived", ""),
         see_also=_patterns(entry.get("see_also", ()), default),
         not_see=_patterns(entry.get("not_see", ()), default),
-        healed_by=_patterns(entry.get("healed_by", ()), default),
+        retried=entry.get("retried", False) is True,
         versions=entry.get("versions", ""),
         tells_more=tuple(entry.get("tells_more", ())),
         cause=entry["cause"],

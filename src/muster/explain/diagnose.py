@@ -1,0 +1,474 @@
+"""Events to Diagnoses by the catalogue: the root before what follows from it.
+
+One pass, and memory that grows with faults and files only. Lines are held against the few patterns
+that share a word with them, never against all.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from muster.explain import catalogue
+from muster.explain.catalogue import START, Catalogue, Fault, Level, Logged, Pattern, Sure
+from muster.explain.events import Event, Field, Kind, Severity, What
+from muster.explain.picture import Picture, Ranks, drawn
+from muster.explain.signs import DERIVED, Shown, Signs
+from muster.explain.sketch import Sketch
+from muster.finding import Finding
+from muster.finding import Severity as Verdict
+
+# a traceback or a retry so near the end of a file was its last word
+_LAST_WORDS = 40
+_MOST_UNEXPLAINED = 3
+_MOST_FILES = 10_000
+_MOST_RANKS = 200_000
+
+NOT_KNOWN = Fault(
+    id="not-known",
+    class_="not known",
+    title="the job failed, and the cause is not known",
+    level=Level.SYMPTOM,
+    severity=Verdict.ERROR,
+    sure=Sure.POSSIBLE,
+    see=(),
+    derived="",
+    see_also=(),
+    not_see=(),
+    retried=False,
+    versions="",
+    tells_more=(),
+    cause="no fault of the catalogue fits; these are the first lines that tell of an error",
+    remaining=(),
+    remedy="read on from the first of them, in the logs of all ranks; with NCCL in it run again"
+    " with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH",
+    decide="./invokew bisect -- COMMAND finds the layer that breaks",
+    link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+    look_alikes=(),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """A fault that this log shows. `event` is the first line of it, None where it took them all.
+
+    `count` lines show it, of `ranks`. `followed_by` are the faults that are but its consequences,
+    with how many lines each had. `unexplained` are error lines that fit no fault.
+    """
+
+    fault: Fault
+    title: str
+    cause: str
+    remedy: str
+    decide: str
+    event: Event | None
+    count: int
+    ranks: Ranks
+    followed_by: tuple[tuple[str, int], ...]
+    unexplained: tuple[Event, ...]
+
+    def finding(self) -> Finding:
+        fault = self.fault
+        told = [self.cause]
+        if fault.remaining:
+            told.append(f"the log cannot tell which: {'; '.join(fault.remaining)}")
+        elif fault.sure is not Sure.CERTAIN:
+            told.append(f"({fault.sure})")
+        remedy = [self.remedy]
+        if self.decide:
+            remedy.append(f"to decide: {self.decide}")
+        return Finding(
+            severity=fault.severity,
+            what=f"{self.title} [{fault.id}]",
+            where=_where(self.event),
+            evidence=self.evidence,
+            cause=". ".join(told),
+            remedy=". ".join([*remedy, fault.link]),
+        )
+
+    @property
+    def evidence(self) -> str:
+        if self.unexplained:
+            return "\n".join(event.line.text for event in self.unexplained)
+        if self.event is None:
+            return "the log as a whole"
+        more = [f"{self.count} lines"] if self.count > 1 else []
+        more += [f"ranks {self.ranks}"] if len(self.ranks) > 1 else []
+        return self.event.line.text + (f"  ({', '.join(more)})" if more else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.fault.id,
+            "class": self.fault.class_,
+            "sure": str(self.fault.sure),
+            "remaining": list(self.fault.remaining),
+            "link": self.fault.link,
+            "count": self.count,
+            "ranks": str(self.ranks),
+            "followed_by": dict(self.followed_by),
+            **self.finding().to_dict(),
+        }
+
+
+def _where(event: Event | None) -> str:
+    return f"{event.line.file}:{event.line.number}" if event else "log"
+
+
+def diagnose(events: Iterable[Event]) -> tuple[Diagnosis, ...]:
+    """Name what went wrong, the root first; empty where nothing did."""
+    sketch, examiner = Sketch(), Examiner()
+    for event in events:
+        sketch.add(event)
+        examiner.add(event)
+    return examiner.diagnoses(drawn(sketch))
+
+
+# ---- lines to patterns -------------------------------------------------------------------------
+
+
+class _Index:
+    """Which of `patterns` a line can fit: by its first characters, or by a word in it."""
+
+    def __init__(self, patterns: Iterable[Pattern]) -> None:
+        self._starts: dict[str, list[Pattern]] = defaultdict(list)
+        self._words: dict[str, list[Pattern]] = defaultdict(list)
+        self._always: list[Pattern] = []
+        for pattern in patterns:
+            if pattern.starts:
+                self._starts[pattern.pieces[0][:START]].append(pattern)
+            elif (word := pattern.keyword) is not None:
+                self._words[word].append(pattern)
+            else:
+                self._always.append(pattern)
+
+    def fits(self, message: str) -> list[tuple[Pattern, dict[str, str]]]:
+        candidates = list(self._starts.get(message[:START], ()))
+        if self._words:
+            for word in self._words.keys() & set(message.split()):
+                candidates += self._words[word]
+        candidates += self._always
+        found = ((pattern, pattern.match(message)) for pattern in candidates)
+        return [(pattern, fields) for pattern, fields in found if fields is not None]
+
+
+@dataclass(frozen=True)
+class _Book:
+    """The catalogue with its indexes. `see` has the faults of a pattern, the most telling first."""
+
+    catalogue: Catalogue
+    see: dict[Pattern, tuple[str, ...]]
+    beside: frozenset[Pattern]
+    gave_up: frozenset[Pattern]
+    indexes: dict[Logged, _Index]
+
+
+@cache
+def _book() -> _Book:
+    known = catalogue.read()
+    see: dict[Pattern, tuple[str, ...]] = {}
+    beside: set[Pattern] = set()
+    for fault in known.faults:
+        for pattern in fault.see:
+            see[pattern] = (*see.get(pattern, ()), fault.id)
+        beside.update(fault.see_also, fault.not_see)
+    every = dict.fromkeys((*see, *beside, *known.gave_up))
+    by = {logged: [p for p in every if p.logged is logged] for logged in Logged}
+    indexes = {
+        Logged.INFO: _Index(by[Logged.INFO]),
+        Logged.WARN: _Index(by[Logged.WARN]),
+        # torch repeats NCCL's last warning without its header
+        Logged.TEXT: _Index([*by[Logged.TEXT], *by[Logged.WARN]]),
+    }
+    return _Book(known, see, frozenset(beside), frozenset(known.gave_up), indexes)
+
+
+# ---- one pass ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Sight:
+    """Where a fault was seen: `fields` are of the first line, `files` hold the last in each."""
+
+    event: Event
+    order: int
+    fields: dict[str, str]
+    count: int = 0
+    ranks: set[int] = field(default_factory=set)
+    files: dict[str, int] = field(default_factory=dict)
+
+    def join(self, later: "_Sight", files: dict[str, int]) -> None:
+        self.fields = later.fields | self.fields
+        self.count += later.count
+        self.ranks |= later.ranks
+        for name, at in later.files.items():
+            self.files[name] = at + files.get(name, 0)
+
+
+@dataclass(slots=True)
+class _File:
+    """How far a file goes, where in it a connection was last given up, and where all was well."""
+
+    events: int = 0
+    gave_up: int = -1
+    well: int = -1
+
+
+class Examiner:
+    """What is known so far. Those of parts of a log can be joined, in the order of the parts."""
+
+    def __init__(self) -> None:
+        self.sights: dict[str, _Sight] = {}
+        self.beside: set[Pattern] = set()
+        self.files: dict[str, _File] = {}
+        self.signs = Signs()
+        self.unexplained: list[tuple[int, Event]] = []
+        self.raised: list[tuple[int, int, Event]] = []
+        self.order = 0
+
+    def add(self, event: Event) -> None:
+        """Take in what `event` says."""
+        self.order += 1
+        self.signs.add(event)
+        file = self._file(event)
+        file.events += 1
+        if event.what in _ALL_IS_WELL:
+            file.well = file.events
+        if event.kind is Kind.NCCL:
+            info = event.severity is Severity.INFO
+            index = _book().indexes[Logged.INFO if info else Logged.WARN]
+        else:
+            index = _book().indexes[Logged.TEXT]
+        fits = index.fits(event.message)
+        if fits:
+            self._seen(event, file, fits)
+        elif event.severity is not Severity.INFO:
+            self._not_explained(event, file)
+
+    def _file(self, event: Event) -> _File:
+        name = event.line.file
+        if name not in self.files and len(self.files) >= _MOST_FILES:
+            name = next(reversed(self.files))
+        return self.files.setdefault(name, _File())
+
+    def _seen(self, event: Event, file: _File, fits: list[tuple[Pattern, dict[str, str]]]) -> None:
+        book = _book()
+        hit = set[str]()
+        for pattern, fields in fits:
+            if pattern in book.gave_up:
+                file.gave_up = file.events
+            if pattern in book.beside:
+                self.beside.add(pattern)
+            for fault_id in book.see.get(pattern, ()):
+                sight = self.sights.get(fault_id)
+                if sight is None:
+                    sight = self.sights[fault_id] = _Sight(event, self.order, fields)
+                elif sight.event is event:
+                    sight.fields = fields | sight.fields
+                hit.add(fault_id)
+        for fault_id in hit:
+            self._count(self.sights[fault_id], event, file)
+
+    def _count(self, sight: _Sight, event: Event, file: _File) -> None:
+        sight.count += 1
+        if event.rank is not None and len(sight.ranks) < _MOST_RANKS:
+            sight.ranks.add(event.rank)
+        if len(sight.files) < _MOST_FILES:
+            sight.files[event.line.file] = file.events
+
+    def _not_explained(self, event: Event, file: _File) -> None:
+        if event.what not in _TELLS or _says_little(event):
+            return
+        if event.kind is Kind.PYTHON_TRACEBACK:
+            if event.severity is Severity.ERROR and not _of_a_peer(event):
+                self.raised = [*self.raised[:1], (self.order, file.events, event)][:2]
+        elif event.kind is not Kind.OTHER and len(self.unexplained) < _MOST_UNEXPLAINED:
+            self.unexplained.append((self.order, event))
+
+    def join(self, later: "Examiner") -> None:
+        """Take in what is known of a later part of the log."""
+        before = {name: file.events for name, file in self.files.items()}
+        for fault_id, sight in later.sights.items():
+            moved = replace(sight, order=sight.order + self.order)
+            if fault_id in self.sights:
+                self.sights[fault_id].join(moved, before)
+            else:
+                moved.files = {name: at + before.get(name, 0) for name, at in sight.files.items()}
+                self.sights[fault_id] = moved
+        for name, file in later.files.items():
+            mine = self.files.setdefault(name, _File())
+            offset = mine.events
+            mine.gave_up = file.gave_up + offset if file.gave_up >= 0 else mine.gave_up
+            mine.well = file.well + offset if file.well >= 0 else mine.well
+            mine.events += file.events
+        self.beside |= later.beside
+        self.signs.join(later.signs)
+        unexplained = [(order + self.order, event) for order, event in later.unexplained]
+        self.unexplained = [*self.unexplained, *unexplained][:_MOST_UNEXPLAINED]
+        raised = [
+            (order + self.order, at + before.get(event.line.file, 0), event)
+            for order, at, event in later.raised
+        ]
+        self.raised = [*self.raised[:1], *raised][:2]
+        self.order += later.order
+
+    # ---- what it comes to ----------------------------------------------------------------------
+
+    def diagnoses(self, picture: Picture) -> tuple[Diagnosis, ...]:
+        """Name what went wrong, the root first, then what is only worth a look."""
+        found = self._found(picture)
+        silenced = {other for fault, _ in found for other in fault.tells_more}
+        found = [(fault, sight) for fault, sight in found if fault.id not in silenced]
+        errors = [pair for pair in found if pair[0].severity is Verdict.ERROR]
+        warnings = [pair for pair in found if pair[0].severity is Verdict.WARNING]
+        told = self._errors(errors)
+        return (*told, *(_diagnosis(fault, sight) for fault, sight in warnings))
+
+    def _errors(self, found: list[tuple[Fault, _Sight]]) -> list[Diagnosis]:
+        kept = _roots(found)
+        chosen = {fault.id for fault, _ in kept}
+        followed = tuple((f.id, sight.count) for f, sight in found if f.id not in chosen)
+        weak = all(fault.level in {Level.SYMPTOM, Level.CONSEQUENCE} for fault, _ in kept)
+        if weak and self.unexplained:
+            unknown = tuple(event for _, event in self.unexplained)
+            followed = tuple((fault.id, sight.count) for fault, sight in found)
+            return [_not_known(unknown, followed)]
+        told = [_diagnosis(fault, sight) for fault, sight in kept]
+        return [replace(told[0], followed_by=followed), *told[1:]] if told else []
+
+    def _found(self, picture: Picture) -> list[tuple[Fault, _Sight]]:
+        """Every fault that this log shows, in the order in which they came up."""
+        found = []
+        for fault in _book().catalogue.faults:
+            sight = self._sight(fault, picture)
+            if sight is not None and self._stands(fault):
+                found.append((fault, sight))
+        return sorted(found, key=lambda pair: pair[1].order)
+
+    def _sight(self, fault: Fault, picture: Picture) -> _Sight | None:
+        sight = self.sights.get(fault.id)
+        if sight is not None and not (fault.retried and self._came_right(sight)):
+            return sight
+        if fault.derived == _RANK_RAISED:
+            return self._rank_raised()
+        if fault.derived and (shown := DERIVED[fault.derived](self.signs, picture)):
+            return self._of_shown(shown)
+        return None
+
+    def _of_shown(self, shown: Shown) -> _Sight | None:
+        ranks = {rank for first, last in shown.ranks.runs for rank in range(first, last + 1)}
+        if shown.event is None:
+            return None
+        if shown.event.rank is not None and not ranks:
+            ranks.add(shown.event.rank)
+        return _Sight(shown.event, self.order, dict(shown.fields), 1, ranks)
+
+    def _stands(self, fault: Fault) -> bool:
+        versions = self.signs.versions
+        if fault.versions and versions and not any(map(fault.stands_for, versions)):
+            return False
+        if fault.see_also and not self.beside.intersection(fault.see_also):
+            return False
+        return not self.beside.intersection(fault.not_see)
+
+    def _came_right(self, sight: _Sight) -> bool:
+        """Whether each file in which it was retried goes on well."""
+        return all(self._went_on(self.files[name], at) for name, at in sight.files.items())
+
+    @staticmethod
+    def _went_on(file: _File, last: int) -> bool:
+        if file.well > last:
+            return True
+        return file.gave_up < 0 and file.events - last > _LAST_WORDS
+
+    def _rank_raised(self) -> _Sight | None:
+        """Return the first exception of the program's own, where the job ended with it."""
+        ended = bool(self.signs.ended)
+        for order, at, event in self.raised:
+            if ended or self.files[event.line.file].events - at <= _LAST_WORDS:
+                ranks = set() if event.rank is None else {event.rank}
+                return _Sight(event, order, {"error": event.message.strip()[:200]}, 1, ranks)
+        return None
+
+
+_RANK_RAISED = "rank raised"
+_ALL_IS_WELL = frozenset(
+    {What.INIT_COMPLETE, What.CONNECTED, What.BANDWIDTH, What.AVERAGE_BANDWIDTH}
+)
+_TELLS = frozenset({What.TEXT, What.CLIENTS_JOINED})
+# exceptions that say that another rank failed, or that pass on a failure
+_PASSED_ON = frozenset(
+    {
+        *(
+            "DistBackendError",
+            "DistNetworkError",
+            "DistStoreError",
+            "DistError",
+            "ChildFailedError",
+        ),
+        *(
+            "RendezvousError",
+            "RendezvousClosedError",
+            "RendezvousTimeoutError",
+            "RendezvousStateError",
+        ),
+        *("RendezvousConnectionError", "RendezvousGracefulExitError", "SignalException"),
+        *("KeyboardInterrupt", "SystemExit", "BrokenPipeError", "ConnectionResetError"),
+    }
+)
+_OF_A_PEER = ("NCCL", "ProcessGroup", "Socket", "gloo", "Connection", "connectFullMesh", "TCPStore")
+
+
+def _of_a_peer(event: Event) -> bool:
+    if event.fields.get(Field.ERROR, "") in _PASSED_ON:
+        return True
+    return any(word in event.message for word in _OF_A_PEER)
+
+
+def _says_little(event: Event) -> bool:
+    """Whether a loud line is not of a failure: warnings of torch and of Python are many."""
+    return event.kind is not Kind.NCCL and event.severity is Severity.WARN
+
+
+def _roots(found: list[tuple[Fault, _Sight]]) -> list[tuple[Fault, _Sight]]:
+    """Those that are not the consequence of another: all sure roots, or else the best there is."""
+    roots = [pair for pair in found if pair[0].level is Level.ROOT]
+    if roots:
+        sure = [pair for pair in roots if pair[0].sure is not Sure.POSSIBLE]
+        return sure or roots
+    for level in (Level.MAY_FOLLOW, Level.SYMPTOM, Level.CONSEQUENCE):
+        same = [pair for pair in found if pair[0].level is level]
+        if same:
+            return [min(same, key=lambda pair: (_SURENESS[pair[0].sure], pair[1].order))]
+    return []
+
+
+_SURENESS = {Sure.CERTAIN: 0, Sure.LIKELY: 1, Sure.POSSIBLE: 2}
+
+
+class _Gaps(dict[str, str]):
+    """What fills the gaps of a text; what no line gave is said so."""
+
+    def __missing__(self, key: str) -> str:
+        return f"<{key}>"
+
+
+def _diagnosis(fault: Fault, sight: _Sight) -> Diagnosis:
+    gaps = _Gaps(sight.fields)
+    return Diagnosis(
+        fault=fault,
+        title=fault.title.format_map(gaps),
+        cause=fault.cause.format_map(gaps),
+        remedy=fault.remedy.format_map(gaps),
+        decide=fault.decide.format_map(gaps),
+        event=sight.event,
+        count=sight.count,
+        ranks=Ranks.of(sight.ranks),
+        followed_by=(),
+        unexplained=(),
+    )
+
+
+def _not_known(events: tuple[Event, ...], followed: tuple[tuple[str, int], ...]) -> Diagnosis:
+    sight = _Sight(events[0], 0, {}, len(events))
+    return replace(_diagnosis(NOT_KNOWN, sight), followed_by=followed, unexplained=events)
