@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -36,11 +36,8 @@ class Line:
     source: str = ""
 
 
-Dull = Callable[[bytes], bool]
-
-
-def _none_is_dull(_raw: bytes) -> bool:
-    return False
+# what of some lines is worth reading, each with its place among them; sieve.py has one
+Sift = Callable[[list[bytes]], Iterable[tuple[int, bytes]]]
 
 
 def files(words: Sequence[str]) -> tuple[Path, ...]:
@@ -75,22 +72,21 @@ def _below(folder: Path) -> list[Path]:
 
 
 def read(
-    paths: Sequence[Path], *, dull: Dull = _none_is_dull, notes: list[str] | None = None
+    paths: Sequence[Path], *, sift: Sift = enumerate, notes: list[str] | None = None
 ) -> Iterator[Line]:
-    """The Lines of `paths`, file after file, without those that `dull` says no of.
+    """The Lines of `paths`, file after file, that `sift` leaves.
 
     What is odd about a file (cut short, not text) goes to `notes`. Raises LogUnreadable.
     """
     said: list[str] = [] if notes is None else notes
     for path in paths:
         name = "standard input" if path == STDIN else str(path)
-        number = 0
-        for block in _blocks(path, name, said):
-            for raw in block:
-                number += 1
-                if dull(raw) or not raw:
-                    continue
-                yield from _lines(name, number, raw)
+        first = 1
+        for raws in _blocks(path, name, said):
+            for place, raw in sift(raws):
+                if raw:
+                    yield from _lines(name, first + place, raw)
+            first += len(raws)
 
 
 def _lines(file: str, number: int, raw: bytes) -> Iterator[Line]:

@@ -1,9 +1,9 @@
 """What a log says of a job even when nothing failed: networks, links, channels, versions, ranks."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from muster import switches
@@ -33,6 +33,9 @@ class Ranks:
         bounds = [-1, *sorted({rank for rank in ranks if rank < nranks}), nranks]
         gaps = ((before + 1, after - 1) for before, after in pairwise(bounds))
         return cls(tuple((first, last) for first, last in gaps if first <= last))
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(range(first, last + 1) for first, last in self.runs)
 
     def __len__(self) -> int:
         return sum(last - first + 1 for first, last in self.runs)
