@@ -178,3 +178,43 @@ def test_only_what_the_sieve_leaves_becomes_a_line(log: Path) -> None:
     log.write_text("a\nb\na\n")
     read = lines.read([log], sift=lambda raws: [(1, raws[1])])
     assert list(read) == [Line(str(log), 2, "b")]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("large") / "job.log"
+    path.write_bytes(b"".join(b"line %d %s\n" % (n, b"x" * (n % 977)) for n in range(1, 60_001)))
+    return path
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_parts_of_a_large_file_are_the_whole_with_the_same_numbers(
+    large: Path, count: int
+) -> None:
+    parts = lines.parts(large, count)
+    assert len(parts) == count
+    read = [line for part in parts for line in lines.read([part])]
+    assert [line.number for line in read] == list(range(1, 60_001))
+    assert all(line.text.startswith(f"line {line.number} ") for line in read)
+
+
+def test_one_endless_line_is_one_part(log: Path) -> None:
+    log.write_bytes(b"x" * 2**25)
+    assert lines.parts(log, 2) == (lines.Part(log, 0, None),)
+
+
+@pytest.mark.parametrize("content", [b"small", gzip.compress(os.urandom(2**25), compresslevel=0)])
+def test_what_is_small_or_packed_is_not_parted(log: Path, content: bytes) -> None:
+    log.write_bytes(content)
+    assert lines.parts(log, 2) == (lines.Part(log),)
+
+
+@pytest.mark.parametrize(
+    ("begin", "what"),
+    [(b"\x7fELF\x02", "core dump"), (b"PK\x03\x04", "checkpoint"), (b"\x80\x04\x95", "pickle")],
+)
+def test_what_lies_beside_logs_is_named_and_not_read(log: Path, begin: bytes, what: str) -> None:
+    log.write_bytes(begin + b"\nRuntimeError: not of this job\n")
+    notes: list[str] = []
+    assert list(lines.read([log], notes=notes)) == []
+    assert what in notes[0]

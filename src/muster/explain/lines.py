@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
+from itertools import zip_longest
 from pathlib import Path
 
 from muster.errors import LogMissing, LogUnreadable
@@ -22,6 +23,8 @@ STDIN = Path("-")
 # a line of torch with a C++ backtrace reaches 20 KiB; what is longer is no log
 LONGEST_LINE = 2**16
 _BLOCK = 2**20
+# below it a second process costs more than it gives
+_SMALLEST_PART = 2**23
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,26 +74,58 @@ def _below(folder: Path) -> list[Path]:
     return sorted(file for file in found if file.is_file())
 
 
-def read(
-    paths: Sequence[Path], *, sift: Sift = enumerate, notes: list[str] | None = None
-) -> Iterator[Line]:
-    """The Lines of `paths`, file after file, that `sift` leaves.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of a file from a line's begin to a line's end; without `end`, to the file's."""
 
-    What is odd about a file (cut short, not text) goes to `notes`. Raises LogUnreadable.
+    path: Path
+    begin: int = 0
+    end: int | None = None
+
+
+def parts(path: Path, count: int) -> tuple[Part, ...]:
+    """`path` in up to `count` parts of about a size, so that as many processes can read it."""
+    if path == STDIN or not path.is_file():
+        return (Part(path),)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if file.peek(4).startswith(_WHOLE) or size < count * _SMALLEST_PART:
+            return (Part(path),)
+        begins = [0]
+        for number in range(1, count):
+            file.seek(number * size // count)
+            while (read := file.readline(LONGEST_LINE)) and not read.endswith(b"\n"):
+                pass
+            if begins[-1] < file.tell() < size:
+                begins.append(file.tell())
+    return tuple(Part(path, begin, end) for begin, end in zip_longest(begins, begins[1:]))
+
+
+def read(
+    sources: Iterable[Path | Part], *, sift: Sift = enumerate, notes: list[str] | None = None
+) -> Iterator[Line]:
+    """The Lines of `sources`, one after the other, that `sift` leaves.
+
+    What is odd about a file (cut short, no text) goes to `notes`. Raises LogUnreadable.
     """
     said: list[str] = [] if notes is None else notes
-    for path in paths:
-        name = "standard input" if path == STDIN else str(path)
-        first = 1
-        for raws in _blocks(path, name, said):
-            for place, raw in sift(raws):
-                if raw:
-                    yield from _lines(name, first + place, raw)
-            first += len(raws)
+    for source in sources:
+        part = source if isinstance(source, Part) else Part(source)
+        name = "standard input" if part.path == STDIN else str(part.path)
+        try:
+            with _opened(part.path) as file:
+                first = 1 + _skipped(file, part.begin)
+                for raws in _blocks(_bytes(file, part, name, said)):
+                    for place, raw in sift(raws):
+                        if raw:
+                            yield from made(name, first + place, raw)
+                    first += len(raws)
+        except OSError as error:
+            raise LogUnreadable(name, error.strerror or str(error)) from None
 
 
-def _lines(file: str, number: int, raw: bytes) -> Iterator[Line]:
-    """One Line, or several where a progress bar has written over itself."""
+def made(file: str, number: int, raw: bytes) -> Iterator[Line]:
+    """The Line of `raw`; several where a progress bar has written over itself."""
     text = clean(raw[:LONGEST_LINE].decode("utf-8", "replace"))
     for part in text.split("\r"):
         source, rest = unwrapped(part)
@@ -101,37 +136,57 @@ def _lines(file: str, number: int, raw: bytes) -> Iterator[Line]:
 # ---- bytes to lines ----------------------------------------------------------------------------
 
 
-def _blocks(path: Path, name: str, notes: list[str]) -> Iterator[list[bytes]]:
-    """The lines of a file, some thousand at a time. Of a long one the begin is kept."""
+def _opened(path: Path) -> BufferedReader:
+    return open(sys.stdin.fileno() if path == STDIN else path, "rb", closefd=path != STDIN)
+
+
+def _skipped(file: BufferedReader, size: int) -> int:
+    """Pass over `size` bytes; the number of lines in them."""
+    return sum(block.count(b"\n") for block in _read(file, size))
+
+
+def _blocks(read: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """The lines in what was read, some thousand at a time. Of a long one the begin is kept."""
     begun = b""
-    for block in _bytes(path, name, notes):
-        parts = block.split(b"\n")
-        parts[0] = begun + parts[0]
-        begun = parts.pop()[:LONGEST_LINE]
-        yield parts
+    for block in read:
+        raws = block.split(b"\n")
+        raws[0] = begun + raws[0]
+        begun = raws.pop()[:LONGEST_LINE]
+        if raws:
+            yield raws
     if begun:
         yield [begun]
 
 
-def _bytes(path: Path, name: str, notes: list[str]) -> Iterator[bytes]:
-    place = sys.stdin.fileno() if path == STDIN else path
-    try:
-        with open(place, "rb", closefd=path != STDIN) as file:
-            yield from _decoded(file, name, notes)
-    except OSError as error:
-        raise LogUnreadable(name, error.strerror or str(error)) from None
+_GZIP = b"\x1f\x8b"
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_WHOLE = (_GZIP, *_UTF16)
+# what lies beside logs in a job's folder, and would be read for hours
+_NO_LOGS = {
+    b"\x7fELF": "a program or a core dump",
+    b"PK\x03\x04": "a zip file or a checkpoint",
+    b"\x80\x02": "a pickle",
+    b"\x80\x03": "a pickle",
+    b"\x80\x04": "a pickle",
+    b"\x80\x05": "a pickle",
+    b"\x28\xb5\x2f\xfd": "packed by zstd, to be unpacked first",
+    b"\xfd7zX": "packed by xz, to be unpacked first",
+    b"BZh": "packed by bzip2, to be unpacked first",
+}
 
 
-def _decoded(file: BufferedReader, name: str, notes: list[str]) -> Iterator[bytes]:
+def _bytes(file: BufferedReader, part: Part, name: str, notes: list[str]) -> Iterator[bytes]:
     """UTF-8 of whatever `file` holds: text, gzip, UTF-16 as PowerShell writes it."""
-    head = file.peek(4)[:4]
-    if head.startswith(b"\x1f\x8b"):
+    head = b"" if part.begin else file.peek(4)[:4]
+    if head.startswith(_GZIP):
         yield from _unzipped(file, name, notes)
-    elif head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    elif head.startswith(_UTF16):
         decoder = codecs.getincrementaldecoder("utf-16")("replace")
-        yield from (decoder.decode(block).encode() for block in _read(file))
+        yield from (decoder.decode(block).encode() for block in _read(file, None))
+    elif what := next((what for magic, what in _NO_LOGS.items() if head.startswith(magic)), None):
+        notes.append(f"{name}: not read, it is {what}")
     else:
-        yield from _read(file)
+        yield from _read(file, None if part.end is None else part.end - part.begin)
 
 
 def _unzipped(file: BufferedReader, name: str, notes: list[str]) -> Iterator[bytes]:
@@ -143,9 +198,11 @@ def _unzipped(file: BufferedReader, name: str, notes: list[str]) -> Iterator[byt
         notes.append(f"{name}: the gzip file is cut short or damaged; read as far as it goes")
 
 
-def _read(file: BufferedReader) -> Iterator[bytes]:
+def _read(file: BufferedReader, size: int | None) -> Iterator[bytes]:
     # read1 gives what is there: a pipe's line is seen when it comes, not a block later
-    while block := file.read1(_BLOCK):
+    left = size
+    while left != 0 and (block := file.read1(_BLOCK if left is None else min(left, _BLOCK))):
+        left = None if left is None else left - len(block)
         yield block
 
 
