@@ -19,8 +19,9 @@ from muster.explain.sketch import Sketch
 from muster.finding import Finding
 from muster.finding import Severity as Verdict
 
-# a traceback or a retry so near the end of a file was its last word
+# a traceback, and a retry, so many lines before the end of a file was its last word
 _LAST_WORDS = 40
+_LAST_RETRY = 400
 _MOST_UNEXPLAINED = 3
 _MOST_FILES = 10_000
 _MOST_RANKS = 200_000
@@ -160,6 +161,7 @@ class _Book:
     see: dict[Pattern, tuple[str, ...]]
     beside: frozenset[Pattern]
     gave_up: frozenset[Pattern]
+    retried: frozenset[str]
     indexes: dict[Logged, _Index]
 
 
@@ -180,7 +182,14 @@ def _book() -> _Book:
         # torch repeats NCCL's last warning without its header
         Logged.TEXT: _Index([*by[Logged.TEXT], *by[Logged.WARN]]),
     }
-    return _Book(known, see, frozenset(beside), frozenset(known.gave_up), indexes)
+    return _Book(
+        catalogue=known,
+        see=see,
+        beside=frozenset(beside),
+        gave_up=frozenset(known.gave_up),
+        retried=frozenset(fault.id for fault in known.faults if fault.retried),
+        indexes=indexes,
+    )
 
 
 # ---- one pass ----------------------------------------------------------------------------------
@@ -191,27 +200,30 @@ class _Sight:
     """Where a fault was seen: `fields` are of the first line, `files` hold the last in each."""
 
     event: Event
-    order: int
     fields: dict[str, str]
     count: int = 0
     ranks: set[int] = field(default_factory=set)
     files: dict[str, int] = field(default_factory=dict)
 
-    def join(self, later: "_Sight", files: dict[str, int]) -> None:
+    def join(self, later: "_Sight") -> None:
         self.fields = later.fields | self.fields
         self.count += later.count
         self.ranks |= later.ranks
-        for name, at in later.files.items():
-            self.files[name] = at + files.get(name, 0)
+        self.files |= later.files
 
 
 @dataclass(slots=True)
 class _File:
-    """How far a file goes, where in it a connection was last given up, and where all was well."""
+    """Lines of a file: the last, where a connection was last given up, where all was well."""
 
-    events: int = 0
-    gave_up: int = -1
-    well: int = -1
+    last: int = 0
+    gave_up: int = 0
+    well: int = 0
+
+    def join(self, later: "_File") -> None:
+        self.last = max(self.last, later.last)
+        self.gave_up = max(self.gave_up, later.gave_up)
+        self.well = max(self.well, later.well)
 
 
 class Examiner:
@@ -222,18 +234,18 @@ class Examiner:
         self.beside: set[Pattern] = set()
         self.files: dict[str, _File] = {}
         self.signs = Signs()
-        self.unexplained: list[tuple[int, Event]] = []
-        self.raised: list[tuple[int, int, Event]] = []
-        self.order = 0
+        self.unexplained: list[Event] = []
+        # the first and the last: either may be what the job ended with
+        self.raised: list[Event] = []
+        self.retrying = False
 
     def add(self, event: Event) -> None:
         """Take in what `event` says."""
-        self.order += 1
         self.signs.add(event)
         file = self._file(event)
-        file.events += 1
-        if event.what in _ALL_IS_WELL:
-            file.well = file.events
+        file.last = event.line.number
+        if event.what in _ALL_IS_WELL or (self.retrying and _trains(event)):
+            file.well = event.line.number
         if event.kind is Kind.NCCL:
             info = event.severity is Severity.INFO
             index = _book().indexes[Logged.INFO if info else Logged.WARN]
@@ -243,7 +255,7 @@ class Examiner:
         if fits:
             self._seen(event, file, fits)
         elif event.severity is not Severity.INFO:
-            self._not_explained(event, file)
+            self._not_explained(event)
 
     def _file(self, event: Event) -> _File:
         name = event.line.file
@@ -256,61 +268,51 @@ class Examiner:
         hit = set[str]()
         for pattern, fields in fits:
             if pattern in book.gave_up:
-                file.gave_up = file.events
+                file.gave_up = event.line.number
             if pattern in book.beside:
                 self.beside.add(pattern)
             for fault_id in book.see.get(pattern, ()):
                 sight = self.sights.get(fault_id)
                 if sight is None:
-                    sight = self.sights[fault_id] = _Sight(event, self.order, fields)
+                    sight = self.sights[fault_id] = _Sight(event, fields)
                 elif sight.event is event:
                     sight.fields = fields | sight.fields
                 hit.add(fault_id)
+        self.retrying = self.retrying or not book.retried.isdisjoint(hit)
         for fault_id in hit:
-            self._count(self.sights[fault_id], event, file)
+            self._count(self.sights[fault_id], event)
 
-    def _count(self, sight: _Sight, event: Event, file: _File) -> None:
+    def _count(self, sight: _Sight, event: Event) -> None:
         sight.count += 1
         if event.rank is not None and len(sight.ranks) < _MOST_RANKS:
             sight.ranks.add(event.rank)
         if len(sight.files) < _MOST_FILES:
-            sight.files[event.line.file] = file.events
+            sight.files[event.line.file] = event.line.number
 
-    def _not_explained(self, event: Event, file: _File) -> None:
+    def _not_explained(self, event: Event) -> None:
         if event.what not in _TELLS or _says_little(event):
             return
         if event.kind is Kind.PYTHON_TRACEBACK:
             if event.severity is Severity.ERROR and not _of_a_peer(event):
-                self.raised = [*self.raised[:1], (self.order, file.events, event)][:2]
+                self.raised = [*self.raised[:1], event]
         elif event.kind is not Kind.OTHER and len(self.unexplained) < _MOST_UNEXPLAINED:
-            self.unexplained.append((self.order, event))
+            self.unexplained.append(event)
 
     def join(self, later: "Examiner") -> None:
         """Take in what is known of a later part of the log."""
-        before = {name: file.events for name, file in self.files.items()}
         for fault_id, sight in later.sights.items():
-            moved = replace(sight, order=sight.order + self.order)
             if fault_id in self.sights:
-                self.sights[fault_id].join(moved, before)
+                self.sights[fault_id].join(sight)
             else:
-                moved.files = {name: at + before.get(name, 0) for name, at in sight.files.items()}
-                self.sights[fault_id] = moved
+                self.sights[fault_id] = sight
         for name, file in later.files.items():
-            mine = self.files.setdefault(name, _File())
-            offset = mine.events
-            mine.gave_up = file.gave_up + offset if file.gave_up >= 0 else mine.gave_up
-            mine.well = file.well + offset if file.well >= 0 else mine.well
-            mine.events += file.events
+            self.files.setdefault(name, _File()).join(file)
         self.beside |= later.beside
         self.signs.join(later.signs)
-        unexplained = [(order + self.order, event) for order, event in later.unexplained]
-        self.unexplained = [*self.unexplained, *unexplained][:_MOST_UNEXPLAINED]
-        raised = [
-            (order + self.order, at + before.get(event.line.file, 0), event)
-            for order, at, event in later.raised
-        ]
-        self.raised = [*self.raised[:1], *raised][:2]
-        self.order += later.order
+        self.unexplained = [*self.unexplained, *later.unexplained][:_MOST_UNEXPLAINED]
+        raised = [*self.raised, *later.raised]
+        self.raised = [*raised[:1], *raised[1:][-1:]]
+        self.retrying = self.retrying or later.retrying
 
     # ---- what it comes to ----------------------------------------------------------------------
 
@@ -330,7 +332,7 @@ class Examiner:
         followed = tuple((f.id, sight.count) for f, sight in found if f.id not in chosen)
         weak = all(fault.level in {Level.SYMPTOM, Level.CONSEQUENCE} for fault, _ in kept)
         if weak and self.unexplained:
-            unknown = tuple(event for _, event in self.unexplained)
+            unknown = tuple(self.unexplained)
             followed = tuple((fault.id, sight.count) for fault, sight in found)
             return [_not_known(unknown, followed)]
         told = [_diagnosis(fault, sight) for fault, sight in kept]
@@ -343,7 +345,15 @@ class Examiner:
             sight = self._sight(fault, picture)
             if sight is not None and self._stands(fault):
                 found.append((fault, sight))
-        return sorted(found, key=lambda pair: pair[1].order)
+        order = {name: place for place, name in enumerate(self.files)}
+        most = len(order)
+        return sorted(
+            found,
+            key=lambda pair: (
+                order.get(pair[1].event.line.file, most),
+                pair[1].event.line.number,
+            ),
+        )
 
     def _sight(self, fault: Fault, picture: Picture) -> _Sight | None:
         sight = self.sights.get(fault.id)
@@ -361,7 +371,7 @@ class Examiner:
             return None
         if shown.event.rank is not None and not ranks:
             ranks.add(shown.event.rank)
-        return _Sight(shown.event, self.order, dict(shown.fields), 1, ranks)
+        return _Sight(shown.event, dict(shown.fields), 1, ranks)
 
     def _stands(self, fault: Fault) -> bool:
         versions = self.signs.versions
@@ -379,15 +389,16 @@ class Examiner:
     def _went_on(file: _File, last: int) -> bool:
         if file.well > last:
             return True
-        return file.gave_up < 0 and file.events - last > _LAST_WORDS
+        return file.gave_up < last and file.last - last > _LAST_RETRY
 
     def _rank_raised(self) -> _Sight | None:
         """Return the first exception of the program's own, where the job ended with it."""
         ended = bool(self.signs.ended)
-        for order, at, event in self.raised:
-            if ended or self.files[event.line.file].events - at <= _LAST_WORDS:
+        for event in self.raised:
+            last = self.files[event.line.file].last
+            if ended or last - event.line.number <= _LAST_WORDS:
                 ranks = set() if event.rank is None else {event.rank}
-                return _Sight(event, order, {"error": event.message.strip()[:200]}, 1, ranks)
+                return _Sight(event, {"error": event.message.strip()[:200]}, 1, ranks)
         return None
 
 
@@ -395,6 +406,7 @@ _RANK_RAISED = "rank raised"
 _ALL_IS_WELL = frozenset(
     {What.INIT_COMPLETE, What.CONNECTED, What.BANDWIDTH, What.AVERAGE_BANDWIDTH}
 )
+_TRAINING = frozenset({"step", "epoch", "loss", "iter", "iteration"})
 _TELLS = frozenset({What.TEXT, What.CLIENTS_JOINED})
 # exceptions that say that another rank failed, or that pass on a failure
 _PASSED_ON = frozenset(
@@ -419,6 +431,13 @@ _PASSED_ON = frozenset(
 _OF_A_PEER = ("NCCL", "ProcessGroup", "Socket", "gloo", "Connection", "connectFullMesh", "TCPStore")
 
 
+def _trains(event: Event) -> bool:
+    """Whether it is a training loop that speaks: then all ranks have met."""
+    if event.kind is not Kind.OTHER or event.severity is not Severity.INFO:
+        return False
+    return not _TRAINING.isdisjoint(event.message[:200].lower().replace(":", " ").split())
+
+
 def _of_a_peer(event: Event) -> bool:
     if event.fields.get(Field.ERROR, "") in _PASSED_ON:
         return True
@@ -431,7 +450,9 @@ def _says_little(event: Event) -> bool:
 
 
 def _roots(found: list[tuple[Fault, _Sight]]) -> list[tuple[Fault, _Sight]]:
-    """Those that are not the consequence of another: all sure roots, or else the best there is."""
+    """Those that follow from no other of `found`, which is in the order of the log: all sure roots,
+    or else the surest of the rest.
+    """
     roots = [pair for pair in found if pair[0].level is Level.ROOT]
     if roots:
         sure = [pair for pair in roots if pair[0].sure is not Sure.POSSIBLE]
@@ -439,7 +460,7 @@ def _roots(found: list[tuple[Fault, _Sight]]) -> list[tuple[Fault, _Sight]]:
     for level in (Level.MAY_FOLLOW, Level.SYMPTOM, Level.CONSEQUENCE):
         same = [pair for pair in found if pair[0].level is level]
         if same:
-            return [min(same, key=lambda pair: (_SURENESS[pair[0].sure], pair[1].order))]
+            return [min(same, key=lambda pair: _SURENESS[pair[0].sure])]
     return []
 
 
@@ -470,5 +491,5 @@ def _diagnosis(fault: Fault, sight: _Sight) -> Diagnosis:
 
 
 def _not_known(events: tuple[Event, ...], followed: tuple[tuple[str, int], ...]) -> Diagnosis:
-    sight = _Sight(events[0], 0, {}, len(events))
+    sight = _Sight(events[0], {}, len(events))
     return replace(_diagnosis(NOT_KNOWN, sight), followed_by=followed, unexplained=events)

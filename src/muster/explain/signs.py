@@ -12,6 +12,7 @@ from muster.explain.picture import Picture, Ranks
 
 # more than any job has; a log of hostile text ends at the same memory
 _MOST = 200_000
+_NO_RANKS = Ranks()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,7 @@ class Shown:
 
     event: Event | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
-    ranks: Ranks = Ranks()
+    ranks: Ranks = _NO_RANKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,11 +333,15 @@ def _first_collective(signs: Signs, picture: Picture) -> Shown | None:
     return None
 
 
-def _one_gpu_per_host(signs: Signs, picture: Picture) -> Shown | None:
+def _one_gpu_per_host(signs: Signs, _picture: Picture) -> Shown | None:
     if signs.local_ranks != {1} or max(signs.node_counts, default=0) < 2:
         return None
     buses = [gpu.bus_id for gpu in signs.gpus]
-    if len(buses) < 2 or len(set(buses)) < len(buses) or len(picture.nodes) != len(buses):
+    if (
+        len(buses) < 2
+        or len(set(buses)) < len(buses)
+        or len({gpu.host for gpu in signs.gpus}) < len(buses)
+    ):
         return None
     event = signs.node_counts[max(signs.node_counts)]
     return Shown(event=event, fields={"hosts": str(len(buses))})
