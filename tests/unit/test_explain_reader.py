@@ -131,6 +131,7 @@ START = "cudaDev 1 nvmlDev 1 busId 19000"
             {Field.VARIABLE: "NCCL_NET_PLUGIN", Field.VALUE: "none"},
         ),
         ("TUNER/Plugin: Plugin name set by env to x", What.TEXT, {}),
+        ("This application was compiled with NCCL version 2.30.3", What.TEXT, {}),
         # 2.18.3 to 2.20
         (
             f"comm 0x55d0 rank 1 nranks 16 {START} commId 0xab - Init START",

@@ -142,7 +142,7 @@ _FORMS = tuple(
         (What.TOPOLOGY, " nRanks ", _TOPOLOGY),
         (What.USING_NETWORK, "Using network ", r"^Using network (?P<network>.+)"),
         (What.ENVIRONMENT, " set ", _ENVIRONMENT),
-        (What.VERSION, "NCCL version ", r"NCCL version (?P<version>\d[\w.+-]{0,60})"),
+        (What.VERSION, "NCCL version ", r"^NCCL version (?P<version>\d[\w.+-]{0,60})"),
         (What.DRIVER, "cudaDriverVersion ", r"cudaDriverVersion (?P<driver>\d{1,9})"),
         (What.CHANNELS, " coll channels, ", _CHANNELS),
         (What.RINGS, "Channel ", _RINGS),

@@ -11,7 +11,7 @@ from enum import Enum, auto
 # what every line has to be read for: it names a rank, or it may be the one that counts
 _EACH_COUNTS = re.compile(
     rb"WARN|Using network|Init (?:START|COMPLETE)|nRanks|NCCL_\w+ set |NCCL version|"
-    rb"cudaDriverVersion|coll channels| -> \d+(?: |$)|multicast support|Connected |"
+    rb"cudaDriverVersion|coll channels| -> \d+(?: |$)|multicast support|Connected (?:all|binomial|NVLS)|"
     rb"\[[WEF]\d{3,4} |\[[WEF] |\b[WEF]\d{4} |last enqueued|Watchdog|"
     rb"\b(?:time|host|rank|exitcode|error_file|traceback) +: |^\[\d+\]:\s*$|Root Cause|"
     rb"^\s*\d+ +\d+ +\w+ +\w+ +-?\d+ +\d|bus bandwidth|# +Rank |clients joined|"
@@ -20,10 +20,12 @@ _EACH_COUNTS = re.compile(
 )
 _CONNECTION = re.compile(rb"\] NCCL INFO Channel \d+(?:/\d+)? : \d+\[\w+\] -> ")
 _DIGITS = b"0123456789"
+# what is left of 0x7f31f804e4c0 without its digits
+_POINTER = re.compile(rb"(?<!\w)x[a-f]*")
 _DEVICE = len(" [0] NCCL INFO") + 1
 _CHANNEL = len(" Channel 00")
 _LONGEST = 4000
-_MOST_SHAPES = 50_000
+_MOST_SHAPES = 100_000
 _MOST_CONNECTIONS = 200_000
 
 
@@ -61,22 +63,30 @@ class Sieve:
                 if key in connections:
                     continue
                 self._remember(key)
-            elif worth is None:
-                self._learn(shape, raw)
+            elif worth is None and not self._new(shape, raw):
+                continue
             yield place, raw
 
-    def _learn(self, shape: bytes, raw: bytes) -> None:
+    def _new(self, shape: bytes, raw: bytes) -> bool:
+        """Learn what `raw` is worth; whether more than its pointers is new in it."""
         if len(raw) > _LONGEST:
-            return
-        if len(self._shapes) >= _MOST_SHAPES:
-            self._shapes.clear()
-        if match := _CONNECTION.search(raw):
-            bare = raw.find(b" ", 0, match.start()) == raw.rfind(b" ", 0, match.start())
-            self._shapes[shape] = _Worth.CONNECTION if bare else _Worth.WRAPPED_CONNECTION
-        else:
-            self._shapes[shape] = _Worth.EACH if _EACH_COUNTS.search(raw) else _Worth.ONCE
+            return True
+        plain = _POINTER.sub(b"", shape)
+        known = self._shapes.get(plain)
+        if known is None:
+            if len(self._shapes) >= _MOST_SHAPES:
+                self._shapes.clear()
+            self._shapes[plain] = _worth(raw)
+        return known is not _Worth.ONCE
 
     def _remember(self, key: bytes) -> None:
         if len(self._connections) >= _MOST_CONNECTIONS:
             self._connections.clear()
         self._connections.add(key)
+
+
+def _worth(raw: bytes) -> _Worth:
+    if match := _CONNECTION.search(raw):
+        bare = raw.find(b" ", 0, match.start()) == raw.rfind(b" ", 0, match.start())
+        return _Worth.CONNECTION if bare else _Worth.WRAPPED_CONNECTION
+    return _Worth.EACH if _EACH_COUNTS.search(raw) else _Worth.ONCE
