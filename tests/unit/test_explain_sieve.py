@@ -49,6 +49,7 @@ def test_connections_of_two_processes_are_both_left(device: int) -> None:
         "node-{0}:1:2 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.",
         "node-{0}:1:2 [0] NCCL INFO NCCL version 2.27.5+cuda12.8",
         "node-{0}:1:2 [0] NCCL INFO init.cc:{0} -> 2",
+        "node-{0}:1:2 [0] NCCL INFO init.cc:{0} (ncclCommInitRankFunc) -> 2 [Async thread]",
         "node-{0}:1:2 [0] init.cc:88 NCCL WARN x {0}",
         "node-{0}:1:2 [0] NCCL INFO NET/IB : No device found.",
         "[E602 11:17:52.185053341 ProcessGroupNCCL.cpp:632] [Rank {0}] x",
@@ -75,6 +76,11 @@ def test_pointers_make_no_line_new() -> None:
     head = "node-0:1:2 [0] NCCL INFO Connected to proxy localRank 0 -> connection"
     pointers = [f"0x{number * 0x9E3779B97F4A7C15 % 2**48:012x}" for number in range(1, 50)]
     lines = [f"{head} {pointer}" for pointer in pointers]
+    assert left(*lines) == lines[:1]
+
+
+def test_of_the_rings_of_the_graph_subsystem_the_first_is_left() -> None:
+    lines = [f"node-0:1:2 [0] NCCL INFO Ring {n:02d} : {n} -> {n + 1} -> {n + 2}" for n in range(9)]
     assert left(*lines) == lines[:1]
 
 

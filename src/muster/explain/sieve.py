@@ -11,7 +11,8 @@ from enum import Enum, auto
 # what every line has to be read for: it names a rank, or it may be the one that counts
 _EACH_COUNTS = re.compile(
     rb"WARN|Using network|Init (?:START|COMPLETE)|nRanks|NCCL_\w+ set |NCCL version|"
-    rb"cudaDriverVersion|coll channels| -> \d+(?: |$)|multicast support|Connected (?:all|binomial|NVLS)|"
+    rb"cudaDriverVersion|coll channels|:\d+ (?:\([^)]{1,80}\) )?-> \d|multicast support|"
+    rb"Connected (?:all|binomial|NVLS)|"
     rb"\[[WEF]\d{3,4} |\[[WEF] |\b[WEF]\d{4} |last enqueued|Watchdog|"
     rb"\b(?:time|host|rank|exitcode|error_file|traceback) +: |^\[\d+\]:\s*$|Root Cause|"
     rb"^\s*\d+ +\d+ +\w+ +\w+ +-?\d+ +\d|bus bandwidth|# +Rank |clients joined|"
