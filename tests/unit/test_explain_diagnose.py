@@ -148,6 +148,30 @@ def test_nothing_is_found_in_a_healthy_log(more: list[str]) -> None:
     assert ids(diagnose(read([*healthy(), *more, *healthy()]))) == []
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        # a cluster without InfiniBand
+        (
+            "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.1<0>",
+            "NET/IB : No device found.",
+        ),
+        # GeForce has no peer access
+        ("NVLS multicast support", "P2P is disabled between connected GPUs 0 and 1. NVLS"),
+        # a plugin of which the fabric is not there
+        ("Initialized NET plugin IB", "Failed to initialize NET plugin IB"),
+        # RoCE with a GID that was set, and a ring that was asked for
+        ("NCCL_SOCKET_IFNAME set by environment to eth0", "NCCL_IB_GID_INDEX set to 3"),
+    ],
+)
+def test_nothing_is_found_in_a_healthy_log_of_another_kind(old: str, new: str) -> None:
+    text = "\n".join(healthy())
+    assert old in text
+    if "No device" in new:
+        text = text.replace("Using network IB", "Using network Socket")
+    assert ids(diagnose(read([text.replace(old, new)]))) == []
+
+
 def test_nothing_is_found_in_an_empty_log() -> None:
     assert diagnose([]) == ()
 

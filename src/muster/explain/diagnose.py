@@ -135,6 +135,7 @@ class _Index:
         self._starts: dict[str, list[Pattern]] = defaultdict(list)
         self._words: dict[str, list[Pattern]] = defaultdict(list)
         self._always: list[Pattern] = []
+        self._known: frozenset[str] = frozenset()
         for pattern in patterns:
             if pattern.starts:
                 self._starts[pattern.pieces[0][:START]].append(pattern)
@@ -142,12 +143,12 @@ class _Index:
                 self._words[word].append(pattern)
             else:
                 self._always.append(pattern)
+        self._known = frozenset(self._words)
 
     def fits(self, message: str) -> list[tuple[Pattern, dict[str, str]]]:
         candidates = list(self._starts.get(message[:START], ()))
-        if self._words:
-            for word in self._words.keys() & set(message.split()):
-                candidates += self._words[word]
+        for word in self._known.intersection(message.split()):
+            candidates += self._words[word]
         candidates += self._always
         found = ((pattern, pattern.match(message)) for pattern in candidates)
         return [(pattern, fields) for pattern, fields in found if fields is not None]

@@ -178,6 +178,9 @@ class Signs:
         elif event.message.startswith("Cuda failure"):
             if "nvls.cc" in event.fields.get(Field.AT, ""):
                 self._first("nvls cuda failure", event)
+            # 101 is an invalid device: the peer's GPU is not to be seen here
+            if "p2p.cc" in event.fields.get(Field.AT, "") and "101" in event.message[:18]:
+                self._first("import refused", event)
             if "'out of memory'" in event.message:
                 self._first("cuda out of memory", event)
 
@@ -487,6 +490,7 @@ DERIVED: Mapping[str, Callable[[Signs, Picture], Shown | None]] = {
     "child failed": _ended_by("exit"),
     "cumem oom": _cumem_oom,
     "nvls cuda failure": _first_seen("nvls cuda failure"),
+    "import refused": _first_seen("import refused"),
     "mnnvl unhealthy": _first_seen("mnnvl unhealthy"),
     "plugin missing": _plugin_missing,
     "debug switch": _debug_switch,
