@@ -212,6 +212,72 @@ def test_an_unknown_failure_is_shown_with_its_first_lines() -> None:
     assert diagnosis.followed_by == (("peer-gone", 1),)
 
 
+def test_an_unknown_warning_of_a_job_that_does_not_fail_is_but_a_warning() -> None:
+    (diagnosis,) = explained("WARN@0 [some/new.cc:12] The flux capacitor is out of phase")
+    assert (diagnosis.fault.id, diagnosis.fault.severity) == ("not-known", Severity.WARNING)
+
+
+def test_an_unknown_line_stands_before_a_symptom() -> None:
+    named = explained(
+        "WARN@0 [some/new.cc:12] The flux capacitor is out of phase\n"
+        "[rank2]:[E602 11:17:52.185053341 ProcessGroupNCCL.cpp:632] [Rank 2] Watchdog caught"
+        " collective operation timeout: WorkNCCL(SeqNum=19, OpType=ALLREDUCE, NumelIn=1,"
+        " NumelOut=1, Timeout(ms)=1800000) ran for 1800093 milliseconds before timing out."
+    )
+    assert ids(named) == ["not-known", "watchdog-timeout"]
+
+
+TORCHRUN_FAILS = """
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/work/train.py", line 40, in <module>
+[rank1]:     main()
+[rank1]: {error}
+E1120 10:00:00.100000 4242 torch/distributed/elastic/multiprocessing/api.py:882] failed (exitcode: \
+1) local_rank: 1 (pid: 28553) of binary: /opt/venv/bin/python
+Traceback (most recent call last):
+  File "/opt/venv/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-20_10:00:00
+  host      : node-0
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 28553)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        ("KeyError: 'labels'", "rank-raised"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "cuda-oom"),
+        (
+            "DistBackendError: NCCL error, remote process exited or there was a network error",
+            "child-failed",
+        ),
+        ("RuntimeError: gloo says something new", "not-known"),
+    ],
+)
+def test_the_first_cause_in_a_failure_of_torchrun_is_named(error: str, fault: str) -> None:
+    (diagnosis,) = explained(TORCHRUN_FAILS.format(error=error))
+    assert diagnosis.fault.id == fault
+
+
+def test_an_exception_of_another_rank_is_shown_where_there_is_nothing_else() -> None:
+    (diagnosis,) = explained("torch.distributed.DistBackendError: something new")
+    assert diagnosis.fault.id == "not-known"
+
+
 def test_a_warning_hides_no_error_and_stands_behind_it() -> None:
     named = explained(
         "INFO@0 NCCL_P2P_DISABLE set by environment to 1.\n"

@@ -49,6 +49,11 @@ NOT_KNOWN = Fault(
     look_alikes=(),
 )
 
+# NCCL warns of much that does no harm
+_NOT_KNOWN_WARNING = replace(
+    NOT_KNOWN, severity=Verdict.WARNING, title="NCCL warned of what the catalogue does not know"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
@@ -238,6 +243,8 @@ class Examiner:
         self.unexplained: list[Event] = []
         # the first and the last: either may be what the job ended with
         self.raised: list[Event] = []
+        # exceptions that other ranks' failures raise; told of where there is nothing else
+        self.passed_on: list[Event] = []
         self.retrying = False
 
     def add(self, event: Event) -> None:
@@ -293,11 +300,12 @@ class Examiner:
     def _not_explained(self, event: Event) -> None:
         if event.what not in _TELLS or _says_little(event):
             return
-        if event.kind is Kind.PYTHON_TRACEBACK:
-            if event.severity is Severity.ERROR and not _of_a_peer(event):
-                self.raised = [*self.raised[:1], event]
-        elif event.kind is not Kind.OTHER and len(self.unexplained) < _MOST_UNEXPLAINED:
-            self.unexplained.append(event)
+        if event.kind is not Kind.PYTHON_TRACEBACK:
+            self.unexplained = [*self.unexplained, event][:_MOST_UNEXPLAINED]
+        elif not _of_a_peer(event):
+            self.raised = [*self.raised[:1], event]
+        elif event.fields.get(Field.ERROR) not in _ENDINGS:
+            self.passed_on = [*self.passed_on, event][:_MOST_UNEXPLAINED]
 
     def join(self, later: "Examiner") -> None:
         """Take in what is known of a later part of the log."""
@@ -311,6 +319,7 @@ class Examiner:
         self.beside |= later.beside
         self.signs.join(later.signs)
         self.unexplained = [*self.unexplained, *later.unexplained][:_MOST_UNEXPLAINED]
+        self.passed_on = [*self.passed_on, *later.passed_on][:_MOST_UNEXPLAINED]
         raised = [*self.raised, *later.raised]
         self.raised = [*raised[:1], *raised[1:][-1:]]
         self.retrying = self.retrying or later.retrying
@@ -329,14 +338,18 @@ class Examiner:
 
     def _errors(self, found: list[tuple[Fault, _Sight]]) -> list[Diagnosis]:
         kept = _roots(found)
+        levels = {fault.level for fault, _ in kept}
+        mute = all(fault.id == "child-failed" for fault, _ in kept)
+        unknown = self.unexplained or (self.passed_on if mute else [])
+        told: list[Diagnosis] = []
+        if unknown and not levels & {Level.ROOT, Level.MAY_FOLLOW}:
+            failed = bool(found or self.signs.ended or self.passed_on)
+            told.append(_not_known(tuple(unknown), failed=failed))
+            # what only follows says nothing beside the first lines
+            kept = [] if mute or Level.CONSEQUENCE in levels else kept
+        told += [_diagnosis(fault, sight) for fault, sight in kept]
         chosen = {fault.id for fault, _ in kept}
         followed = tuple((f.id, sight.count) for f, sight in found if f.id not in chosen)
-        weak = all(fault.level in {Level.SYMPTOM, Level.CONSEQUENCE} for fault, _ in kept)
-        if weak and self.unexplained:
-            unknown = tuple(self.unexplained)
-            followed = tuple((fault.id, sight.count) for fault, sight in found)
-            return [_not_known(unknown, followed)]
-        told = [_diagnosis(fault, sight) for fault, sight in kept]
         return [replace(told[0], followed_by=followed), *told[1:]] if told else []
 
     def _found(self, picture: Picture) -> list[tuple[Fault, _Sight]]:
@@ -429,6 +442,7 @@ _PASSED_ON = frozenset(
         *("KeyboardInterrupt", "SystemExit", "BrokenPipeError", "ConnectionResetError"),
     }
 )
+_ENDINGS = frozenset({"ChildFailedError", "SignalException", "KeyboardInterrupt", "SystemExit"})
 _OF_A_PEER = ("NCCL", "ProcessGroup", "Socket", "gloo", "Connection", "connectFullMesh", "TCPStore")
 
 
@@ -446,8 +460,12 @@ def _of_a_peer(event: Event) -> bool:
 
 
 def _says_little(event: Event) -> bool:
-    """Whether a loud line is not of a failure: warnings of torch and of Python are many."""
-    return event.kind is not Kind.NCCL and event.severity is Severity.WARN
+    """Whether a loud line tells of no failure, or only that there was one."""
+    if event.kind is Kind.NCCL:
+        return False
+    if event.severity is Severity.WARN or event.kind is Kind.OTHER:
+        return True
+    return event.message.startswith("failed (exitcode: ")
 
 
 def _roots(found: list[tuple[Fault, _Sight]]) -> list[tuple[Fault, _Sight]]:
@@ -491,6 +509,7 @@ def _diagnosis(fault: Fault, sight: _Sight) -> Diagnosis:
     )
 
 
-def _not_known(events: tuple[Event, ...], followed: tuple[tuple[str, int], ...]) -> Diagnosis:
-    sight = _Sight(events[0], {}, len(events))
-    return replace(_diagnosis(NOT_KNOWN, sight), followed_by=followed, unexplained=events)
+def _not_known(events: tuple[Event, ...], *, failed: bool) -> Diagnosis:
+    loud = failed or any(event.severity is Severity.ERROR for event in events)
+    fault = NOT_KNOWN if loud else _NOT_KNOWN_WARNING
+    return replace(_diagnosis(fault, _Sight(events[0], {}, len(events))), unexplained=events)
