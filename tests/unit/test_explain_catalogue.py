@@ -83,7 +83,7 @@ def test_a_good_catalogue_is_read(tmp_path: Path) -> None:
     [
         ('title = "{thing} is broken"', "", "fault one: title is missing"),
         ('sure = "likely"', 'sure = "perhaps"', "perhaps"),
-        ('remedy = "a remedy"', 'remedy = "mend {other}"', "no pattern finds other"),
+        ('remedy = "a remedy"', 'remedy = "mend {other}"', "does not name other"),
         ('remedy = "a remedy"', 'remedy = "a remedy"\nhue = "red"', "no key hue"),
         ('see = ["the {thing} is broken"]', "see = []", "nothing shows it"),
         ('"the {thing} is broken"', '"{thing} is broken"', "begins with a gap"),

@@ -108,12 +108,14 @@ class Fault:
     It is there when one line fits `see` or the log as a whole shows `derived`; where `see_also` is
     not empty one line fits that too, and none fits `not_see`. What is `retried` has to be given up
     in the end. It `tells_more` than the faults it names: those are left out beside it. `remaining`
-    are the causes between which the log cannot tell; the command `decide` can.
+    are the causes between which the log cannot tell; the command `decide` can. `unnamed` says what
+    stands in a gap of the texts where the line that was seen does not name it.
     """
 
     id: str
     class_: str
     title: str
+    unnamed: Mapping[str, str]
     level: Level
     severity: Severity
     sure: Sure
@@ -176,7 +178,19 @@ def read(path: Path = FILE) -> Catalogue:
 
 _TEXTS = ("cause", "remedy", "link", "title")
 _KEYS = {
-    *("id", "class", "title", "level", "severity", "sure", "logged", "see", "derived", "see_also"),
+    *(
+        "id",
+        "class",
+        "title",
+        "unnamed",
+        "level",
+        "severity",
+        "sure",
+        "logged",
+        "see",
+        "derived",
+        "see_also",
+    ),
     *("not_see", "retried", "versions", "tells_more", "cause", "remaining", "remedy", "decide"),
     *("link", "look_alikes"),
 }
@@ -202,6 +216,7 @@ def _checked(entry: Mapping[str, Any]) -> Fault:
         id=entry["id"],
         class_=entry["class"],
         title=entry["title"],
+        unnamed=dict(entry.get("unnamed", {})),
         level=Level(entry.get("level", Level.ROOT)),
         severity=Severity(entry.get("severity", Severity.ERROR)),
         sure=Sure(entry["sure"]),
@@ -232,11 +247,16 @@ def _check(fault: Fault) -> None:
         raise ValueError(f"link {fault.link!r} is no https address")
     for bound in filter(None, fault.versions.split(",")):
         _holds((2,), bound)
-    named = {name for pattern in fault.see for name in pattern.gaps if name}
-    for text in (fault.title, fault.cause, fault.remedy, fault.decide):
-        fields = {field for _, field, _, _ in Formatter().parse(text) if field is not None}
-        if not fault.derived and fields - named:
-            raise ValueError(f"no pattern finds {', '.join(sorted(fields - named))} of {text!r}")
+    _check_gaps(fault)
+
+
+def _check_gaps(fault: Fault) -> None:
+    """Raise ValueError where a text has a gap that a line may leave open."""
+    texts = (fault.title, fault.cause, fault.remedy, fault.decide)
+    gaps = {field for text in texts for _, field, _, _ in Formatter().parse(text) if field}
+    for pattern in fault.see:
+        if left := sorted(gaps - fault.unnamed.keys() - set(pattern.gaps)):
+            raise ValueError(f"{pattern.text!r} does not name {', '.join(left)}, nor does unnamed")
 
 
 def _patterns(entries: Iterable[str | Mapping[str, str]], default: Logged) -> tuple[Pattern, ...]:

@@ -30,6 +30,7 @@ NOT_KNOWN = Fault(
     id="not-known",
     class_="not known",
     title="the job failed, and the cause is not known",
+    unnamed={},
     level=Level.SYMPTOM,
     severity=Verdict.ERROR,
     sure=Sure.POSSIBLE,
@@ -486,15 +487,8 @@ def _roots(found: list[tuple[Fault, _Sight]]) -> list[tuple[Fault, _Sight]]:
 _SURENESS = {Sure.CERTAIN: 0, Sure.LIKELY: 1, Sure.POSSIBLE: 2}
 
 
-class _Gaps(dict[str, str]):
-    """What fills the gaps of a text; what no line gave is said so."""
-
-    def __missing__(self, key: str) -> str:
-        return f"<{key}>"
-
-
 def _diagnosis(fault: Fault, sight: _Sight) -> Diagnosis:
-    gaps = _Gaps(sight.fields)
+    gaps = {**fault.unnamed, **sight.fields}
     return Diagnosis(
         fault=fault,
         title=fault.title.format_map(gaps),
