@@ -105,8 +105,8 @@ class Pattern:
 class Fault:
     """One thing that can go wrong, with what shows it and what to do.
 
-    It is there when one line fits `see` or the log as a whole shows `derived`; where `see_also` is
-    not empty one line fits that too, and none fits `not_see`. What is `retried` has to be given up
+    It is there when one line fits `see` and not `not_see`, or the log as a whole shows `derived`;
+    where `see_also` is not empty another line has to fit that. What is `retried` has to be given up
     in the end. It `tells_more` than the faults it names: those are left out beside it. `remaining`
     are the causes between which the log cannot tell; the command `decide` can. `unnamed` says what
     stands in a gap of the texts where the line that was seen does not name it.

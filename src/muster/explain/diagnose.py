@@ -162,11 +162,12 @@ class _Index:
 
 @dataclass(frozen=True)
 class _Book:
-    """The catalogue with its indexes. `see` has the faults of a pattern, the most telling first."""
+    """The catalogue with its indexes. `see` has the faults that a pattern shows."""
 
     catalogue: Catalogue
     see: dict[Pattern, tuple[str, ...]]
     beside: frozenset[Pattern]
+    not_see: dict[str, frozenset[Pattern]]
     gave_up: frozenset[Pattern]
     retried: frozenset[str]
     indexes: dict[Logged, _Index]
@@ -180,8 +181,9 @@ def _book() -> _Book:
     for fault in known.faults:
         for pattern in fault.see:
             see[pattern] = (*see.get(pattern, ()), fault.id)
-        beside.update(fault.see_also, fault.not_see)
-    every = dict.fromkeys((*see, *beside, *known.gave_up))
+        beside.update(fault.see_also)
+    not_see = {fault.id: frozenset(fault.not_see) for fault in known.faults}
+    every = dict.fromkeys((*see, *beside, *frozenset().union(*not_see.values()), *known.gave_up))
     by = {logged: [p for p in every if p.logged is logged] for logged in Logged}
     indexes = {
         Logged.INFO: _Index(by[Logged.INFO]),
@@ -193,6 +195,7 @@ def _book() -> _Book:
         catalogue=known,
         see=see,
         beside=frozenset(beside),
+        not_see=not_see,
         gave_up=frozenset(known.gave_up),
         retried=frozenset(fault.id for fault in known.faults if fault.retried),
         indexes=indexes,
@@ -275,12 +278,15 @@ class Examiner:
     def _seen(self, event: Event, file: _File, fits: list[tuple[Pattern, dict[str, str]]]) -> None:
         book = _book()
         hit = set[str]()
+        patterns = {pattern for pattern, _ in fits}
         for pattern, fields in fits:
             if pattern in book.gave_up:
                 file.gave_up = event.line.number
             if pattern in book.beside:
                 self.beside.add(pattern)
             for fault_id in book.see.get(pattern, ()):
+                if not book.not_see[fault_id].isdisjoint(patterns):
+                    continue
                 sight = self.sights.get(fault_id)
                 if sight is None:
                     sight = self.sights[fault_id] = _Sight(event, fields)
@@ -341,10 +347,15 @@ class Examiner:
         kept = _roots(found)
         levels = {fault.level for fault, _ in kept}
         mute = all(fault.id == "child-failed" for fault, _ in kept)
-        unknown = self.unexplained or (self.passed_on if mute else [])
+        passed_on = list(filter(self._ended_with, self.passed_on)) if mute else []
+        unknown = [
+            event
+            for event in self.unexplained
+            if event.kind is Kind.NCCL or self._ended_with(event)
+        ] or passed_on
         told: list[Diagnosis] = []
         if unknown and not levels & {Level.ROOT, Level.MAY_FOLLOW}:
-            failed = bool(found or self.signs.ended or self.passed_on)
+            failed = bool(found or self.signs.ended or passed_on)
             told.append(_not_known(tuple(unknown), failed=failed))
             # what only follows says nothing beside the first lines
             kept = [] if mute or Level.CONSEQUENCE in levels else kept
@@ -392,13 +403,13 @@ class Examiner:
         versions = self.signs.versions
         if fault.versions and versions and not any(map(fault.stands_for, versions)):
             return False
-        if fault.see_also and not self.beside.intersection(fault.see_also):
-            return False
-        return not self.beside.intersection(fault.not_see)
+        return not fault.see_also or bool(self.beside.intersection(fault.see_also))
 
     def _came_right(self, sight: _Sight) -> bool:
         """Whether each file in which it was retried goes on well."""
-        return all(self._went_on(self.files[name], at) for name, at in sight.files.items())
+        return all(
+            self._went_on(self.files.get(name, _File()), at) for name, at in sight.files.items()
+        )
 
     @staticmethod
     def _went_on(file: _File, last: int) -> bool:
@@ -408,13 +419,17 @@ class Examiner:
 
     def _rank_raised(self) -> _Sight | None:
         """Return the first exception of the program's own, where the job ended with it."""
-        ended = bool(self.signs.ended)
-        for event in self.raised:
-            last = self.files[event.line.file].last
-            if ended or last - event.line.number <= _LAST_WORDS:
-                ranks = set() if event.rank is None else {event.rank}
-                return _Sight(event, {"error": event.message.strip()[:200]}, 1, ranks)
+        for event in filter(self._ended_with, self.raised):
+            ranks = set() if event.rank is None else {event.rank}
+            return _Sight(event, {"error": event.message.strip()[:200]}, 1, ranks)
         return None
+
+    def _ended_with(self, event: Event) -> bool:
+        """Whether the job ended with what `event` says, rather than that it went on."""
+        if event.fields.get(Field.ERROR) == "DistBackendError":  # nobody goes on after it
+            return True
+        last = self.files.get(event.line.file, _File()).last
+        return bool(self.signs.ended) or last - event.line.number <= _LAST_WORDS
 
 
 _RANK_RAISED = "rank raised"
