@@ -142,6 +142,9 @@ def main() -> None:
         prove("all ranks end with equal weights", holds=apart == 0, trained_apart=apart)
         with tempfile.TemporaryDirectory() as folder:
             prove_checkpoint(ddp, checkpoint or Path(folder, "model.pt"), device)
+        # DDP keeps gloo's threads beyond destroy: one that still lets go of the last collective's
+        # tensors while Python ends would abort the rank. They are idle once all ranks met again.
+        dist.barrier()
         facts.update(ok=True)
     finally:
         if dist.get_rank() == 0:
