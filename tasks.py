@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from muster.explain.explanation import Explanation
 
 ROOT = Path(__file__).resolve().parent
 
@@ -31,7 +34,7 @@ try:
     from rich.status import Status
 
     from muster import launch, node, pins, report
-    from muster.errors import DiskFull, ExitCode, MusterError
+    from muster.errors import DiskFull, ExitCode, MusterError, NoLog
     from muster.finding import Verdict
     from muster.finding import verdict as finding_verdict
     from muster.topology import NodeRange, positive
@@ -565,6 +568,60 @@ def rehearse(
         terminal.console.print(report.rehearsal(result))
         _write_json(path, result.to_dict())
         _end(result.verdict)
+
+
+def _words_of(command: str) -> list[str]:
+    """The bare words that follow `command`, before --."""
+    words = sys.argv[sys.argv.index(command) + 1 :] if command in sys.argv else []
+    words = words[: words.index("--")] if "--" in words else words
+    pairs = zip(["", *words], words, strict=False)
+    return [word for before, word in pairs if not word.startswith("-") and before not in _VALUED]
+
+
+_VALUED = frozenset({"--json", "-j"})
+
+
+@task(
+    # Invoke knows no positional argument that may lack
+    positional=["log"] if _words_of("explain") else [],
+    help={
+        "log": "a file, a directory or a quoted glob; several after --; standard input for none",
+        "follow": "stay, and tell what goes wrong as it is written; Ctrl-C ends it",
+        **JSON,
+    },
+)
+def explain(
+    _c: Context, log: str | None = None, follow: bool = False, json: str | None = None
+) -> None:
+    """Name what went wrong in NCCL's and torchrun's logs, and the remedy. Seconds a gigabyte."""
+    with command() as terminal:
+        from muster.explain import explanation as explanations
+        from muster.explain import lines
+
+        path = _writable(json)
+        words = [*filter(None, [log]), *_after_dashes()]
+        if not words and sys.stdin.isatty():
+            raise NoLog
+        files = lines.files(words)
+        found = _followed(files, terminal) if follow else explanations.explain(files)
+        terminal.quiet()
+        terminal.console.print(report.explanation(found))
+        _write_json(path, found.to_dict())
+        _end(finding_verdict(found.findings))
+
+
+def _followed(files: tuple[Path, ...], terminal: Terminal) -> "Explanation":
+    """Tell of each fault when it comes, until Ctrl-C; what all of it came to."""
+    from muster.explain.watch import Watch
+
+    watch = Watch(lambda each: terminal.console.print(report.findings([each.finding()])))
+    try:
+        watch.follow(files)
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:
+        terminal.say("")
+    return watch.explanation()
 
 
 @task

@@ -531,6 +531,15 @@ class FabricWrong(WrongInput):
 # ---- explain -----------------------------------------------------------------------------------
 
 
+class NoLog(WrongInput):
+    def __init__(self) -> None:
+        super().__init__(
+            "there is no log: standard input is this terminal",
+            "give a file, a directory or a quoted glob, or pipe a log in:"
+            " kubectl logs POD | ./invokew explain",
+        )
+
+
 class LogMissing(WrongInput):
     def __init__(self, word: str) -> None:
         super().__init__(
@@ -542,8 +551,29 @@ class LogMissing(WrongInput):
 class LogUnreadable(WrongInput):
     def __init__(self, file: str, why: str) -> None:
         super().__init__(f"cannot read {file}: {why}", "give a file that you may read")
+        self.file, self.why = file, why
 
 
 class CatalogueBroken(WrongInput):
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"{path}: {why}", "correct it, or restore it with git checkout")
+
+
+# ---- bisect ------------------------------------------------------------------------------------
+
+
+class NoCommand(WrongInput):
+    def __init__(self) -> None:
+        super().__init__(
+            "there is no command to run",
+            "give it after --: ./invokew bisect -- torchrun --nproc-per-node=2 train/all_reduce.py",
+        )
+
+
+class CommandNotStarted(WrongInput):
+    def __init__(self, program: str, why: str) -> None:
+        super().__init__(
+            f"cannot run {program!r}: {why}",
+            "give a program and its arguments, each a word of its own; what a shell is to read goes"
+            " into sh -c '...'",
+        )

@@ -18,12 +18,14 @@ from rich.text import Text
 from muster import size
 from muster.errors import CannotWrite, DiskFull
 from muster.finding import Finding, Outcome, Severity, Verdict
+from muster.portrait import portrait
 
 if TYPE_CHECKING:
     # what is reported is made elsewhere: its modules need not be loaded to print something else
     from muster import image, layers
     from muster import lock as lock_
     from muster import verify as verify_
+    from muster.explain.explanation import Explanation
     from muster.fabric import Fabric
     from muster.manifests.spec import Spec
     from muster.proofs import Proof
@@ -80,6 +82,21 @@ def rehearsal(result: "Played") -> RenderableType:
 def findings(found: Iterable[Finding]) -> RenderableType:
     """Each Finding with its evidence, cause and remedy."""
     return Group(*map(_finding, found))
+
+
+def explanation(found: "Explanation") -> RenderableType:
+    """The picture of the job, the Findings, what was left unread, and on the last line the sum."""
+    parts: list[RenderableType] = [portrait(found.picture), Text()]
+    parts += map(_finding, found.findings)
+    parts += [Text(f"note: {note}", style="dim") for note in found.notes]
+    errors = sum(each.severity is Severity.ERROR for each in found.findings)
+    warnings = len(found.findings) - errors
+    told = f"{errors} faults found" if errors != 1 else "1 fault found"
+    if not errors:
+        told = "nothing wrong found" if not warnings else "no fault found"
+    told += f", {warnings} to look at" if warnings else ""
+    style = _STYLES[Verdict.NOT_READY if errors else Verdict.READY]
+    return Group(*parts, Text(f"{told} in {found.lines} lines", style))
 
 
 def rendered(target: str, spec: "Spec") -> str:
@@ -208,7 +225,7 @@ def _finding(finding: Finding) -> RenderableType:
     )
     body = Table.grid(padding=(0, 1))
     body.add_column(justify="right", style="dim", min_width=10)
-    body.add_column()
+    body.add_column(overflow="fold")
     for name in ("evidence", "cause", "remedy"):
         body.add_row(name, Text(getattr(finding, name)))
     return Group(heading, body, Text())

@@ -5,7 +5,7 @@ that share a word with them, never against all.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 from muster.explain import catalogue
 from muster.explain.catalogue import START, Catalogue, Fault, Level, Logged, Pattern, Sure
 from muster.explain.events import Event, Field, Kind, Severity, What
+from muster.explain.mask import masked
 from muster.explain.picture import Picture, Ranks, drawn
 from muster.explain.signs import DERIVED, Shown, Signs
-from muster.explain.sketch import Sketch
+from muster.explain.sketch import Process, ProcessId, Sketch
 from muster.finding import Finding
 from muster.finding import Severity as Verdict
 
@@ -90,19 +91,19 @@ class Diagnosis:
             what=f"{self.title} [{fault.id}]",
             where=_where(self.event),
             evidence=self.evidence,
-            cause=". ".join(told),
-            remedy=". ".join([*remedy, fault.link]),
+            cause="\n".join(told),
+            remedy="\n".join([*remedy, fault.link]),
         )
 
     @property
     def evidence(self) -> str:
         if self.unexplained:
-            return "\n".join(event.line.text for event in self.unexplained)
+            return "\n".join(masked(event.line.text) for event in self.unexplained)
         if self.event is None:
             return "the log as a whole"
         more = [f"{self.count} lines"] if self.count > 1 else []
         more += [f"ranks {self.ranks}"] if len(self.ranks) > 1 else []
-        return self.event.line.text + (f"  ({', '.join(more)})" if more else "")
+        return masked(self.event.line.text) + (f"  ({', '.join(more)})" if more else "")
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -128,6 +129,7 @@ def diagnose(events: Iterable[Event]) -> tuple[Diagnosis, ...]:
     for event in events:
         sketch.add(event)
         examiner.add(event)
+    examiner.name_ranks(sketch.processes)
     return examiner.diagnoses(drawn(sketch))
 
 
@@ -207,18 +209,23 @@ def _book() -> _Book:
 
 @dataclass(slots=True)
 class _Sight:
-    """Where a fault was seen: `fields` are of the first line, `files` hold the last in each."""
+    """Where a fault was seen: `fields` are of the first line, `files` hold the last in each.
+
+    `processes` said so without a rank: their logs may have named it before or elsewhere.
+    """
 
     event: Event
     fields: dict[str, str]
     count: int = 0
     ranks: set[int] = field(default_factory=set)
+    processes: set[ProcessId] = field(default_factory=set)
     files: dict[str, int] = field(default_factory=dict)
 
     def join(self, later: "_Sight") -> None:
         self.fields = later.fields | self.fields
         self.count += later.count
         self.ranks |= later.ranks
+        self.processes |= later.processes
         self.files |= later.files
 
 
@@ -301,6 +308,8 @@ class Examiner:
         sight.count += 1
         if event.rank is not None and len(sight.ranks) < _MOST_RANKS:
             sight.ranks.add(event.rank)
+        elif event.pid is not None and len(sight.processes) < _MOST_RANKS:
+            sight.processes.add(ProcessId(event.host or "", event.pid))
         if len(sight.files) < _MOST_FILES:
             sight.files[event.line.file] = event.line.number
 
@@ -330,6 +339,12 @@ class Examiner:
         raised = [*self.raised, *later.raised]
         self.raised = [*raised[:1], *raised[1:][-1:]]
         self.retrying = self.retrying or later.retrying
+
+    def name_ranks(self, processes: Mapping[ProcessId, Process]) -> None:
+        """Find the ranks of processes in whose lines there was none."""
+        for sight in self.sights.values():
+            known = (processes[name].rank for name in sight.processes & processes.keys())
+            sight.ranks.update(rank for rank in known if rank is not None)
 
     # ---- what it comes to ----------------------------------------------------------------------
 
@@ -503,7 +518,7 @@ _SURENESS = {Sure.CERTAIN: 0, Sure.LIKELY: 1, Sure.POSSIBLE: 2}
 
 
 def _diagnosis(fault: Fault, sight: _Sight) -> Diagnosis:
-    gaps = {**fault.unnamed, **sight.fields}
+    gaps = {**fault.unnamed, **{name: masked(text) for name, text in sight.fields.items()}}
     return Diagnosis(
         fault=fault,
         title=fault.title.format_map(gaps),

@@ -8,6 +8,7 @@ from typing import Any
 
 from muster import switches
 from muster.explain.events import Event, Field
+from muster.explain.mask import masked
 from muster.explain.sketch import DEFAULT_GROUP, Comm, Sketch
 
 
@@ -231,7 +232,7 @@ def _variables(sketch: Sketch) -> tuple[Variable, ...]:
     found = [
         Variable(
             name=name,
-            values=dict(counts.most_common()),
+            values={masked(value): count for value, count in counts.most_common()},
             switch=any(switches.left_on(name, value) for value in counts),
         )
         for name, counts in values.items()

@@ -1,0 +1,179 @@
+"""What is to be said of logs, one small file or many large ones: the picture and the causes.
+
+Large logs are read by two processes, each a stretch of them; what the stretches show is joined.
+"""
+
+import multiprocessing
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.errors import LogUnreadable
+from muster.explain.diagnose import Diagnosis, Examiner
+from muster.explain.events import Event
+from muster.explain.lines import Line, Part, clean, made, parts, read
+from muster.explain.picture import Picture, drawn
+from muster.explain.reader import events
+from muster.explain.sieve import Sieve
+from muster.explain.sketch import Sketch
+from muster.finding import Finding
+
+# more cores than two are rarely free where a log lies, and each takes the memory of one reader
+PROCESSES = 2
+# bytes that are read in less time than it takes to start a second process and to join the two
+_SMALL = 2**25
+# stretches for each process: where jobs start there is more to read than where they train
+_FINE = 4
+# what NCCL's text comes to, unpacked
+_PACKED = 12
+_NO_NCCL = (
+    "NCCL says nothing in it; of a job on GPUs more is known with NCCL_DEBUG=INFO and"
+    " NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """`notes` tell what could not be read of the logs, `lines` is how many there were."""
+
+    picture: Picture
+    diagnoses: tuple[Diagnosis, ...]
+    notes: tuple[str, ...]
+    lines: int
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(each.finding() for each in self.diagnoses)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "command": "explain",
+            "lines": self.lines,
+            "notes": list(self.notes),
+            "picture": self.picture.to_dict(),
+            "findings": [each.to_dict() for each in self.diagnoses],
+        }
+
+
+@dataclass
+class Study:
+    """What is known of a log so far. Those of its parts can be joined, in the order of the parts.
+
+    `unread` says why of the files that could not be read.
+    """
+
+    sketch: Sketch = field(default_factory=Sketch)
+    examiner: Examiner = field(default_factory=Examiner)
+    notes: list[str] = field(default_factory=list)
+    unread: dict[str, str] = field(default_factory=dict)
+
+    def take(self, lines: Iterable[Line]) -> None:
+        for event in events(lines):
+            self.add(event)
+
+    def add(self, event: Event) -> None:
+        self.sketch.add(event)
+        self.examiner.add(event)
+
+    def join(self, later: "Study") -> None:
+        self.sketch.join(later.sketch)
+        self.examiner.join(later.examiner)
+        self.notes += later.notes
+        self.unread |= later.unread
+
+    def explanation(self) -> Explanation:
+        """What it comes to; more may be taken in afterwards."""
+        self.examiner.name_ranks(self.sketch.processes)
+        picture = drawn(self.sketch)
+        diagnoses = self.examiner.diagnoses(picture)
+        notes = [*self.notes]
+        notes += [f"{file}: not read, {why}" for file, why in self.unread.items()]
+        notes += [] if self.sketch.processes or diagnoses else [_NO_NCCL]
+        return Explanation(
+            picture=picture,
+            diagnoses=diagnoses,
+            notes=tuple(map(clean, notes)),
+            lines=sum(file.last for file in self.examiner.files.values()),
+        )
+
+
+def explain(paths: Sequence[Path], *, processes: int = PROCESSES) -> Explanation:
+    """Read `paths`, which lines.files() makes of words; what cannot be read is a note.
+
+    Raises LogUnreadable where nothing can be read.
+    """
+    stretches = _stretches(paths, processes)
+    study = _study(stretches[0]) if len(stretches) == 1 else _joined(stretches, processes)
+    if len(study.unread) == len(paths):
+        raise LogUnreadable(*next(iter(study.unread.items())))
+    return study.explanation()
+
+
+def _joined(stretches: Sequence[tuple[Part, ...]], processes: int) -> Study:
+    # forked: each has the modules and the catalogue already
+    forked = multiprocessing.get_context("fork")
+    joined = Study()
+    with forked.Pool(processes, initializer=_obey) as pool:
+        for study in pool.imap(_study, stretches):
+            joined.join(study)
+    return joined
+
+
+def of_text(text: str, name: str = "output") -> Explanation:
+    """The same of a text that is in no file, such as what a command printed."""
+    study = Study()
+    raws = enumerate(text.encode().split(b"\n"), start=1)
+    study.take(line for number, raw in raws for line in made(name, number, raw))
+    return study.explanation()
+
+
+def _stretches(paths: Sequence[Path], processes: int) -> list[tuple[Part, ...]]:
+    """The parts of `paths` in their order, cut into as many runs of about a size."""
+    count = processes * _FINE if processes > 1 else 1
+    every = [part for path in paths for part in parts(path, count)]
+    sizes = [_size(part) for part in every]
+    total = sum(sizes)
+    if total < _SMALL:
+        return [tuple(every)]
+    runs: list[list[Part]] = [[] for _ in range(count)]
+    before = 0
+    for part, size in zip(every, sizes, strict=True):
+        # a part belongs where its middle lies
+        runs[(before + size // 2) * count // total].append(part)
+        before += size
+    return [tuple(run) for run in runs if run]
+
+
+def _size(part: Part) -> int:
+    """Bytes to read, about."""
+    try:
+        size = part.path.stat().st_size
+    except OSError:
+        return 0
+    whole = size * _PACKED if part.path.suffix == ".gz" else size
+    return (whole if part.end is None else part.end) - part.begin
+
+
+def _obey() -> None:
+    """A reader ends at once and without a word: it holds nothing that must be cleaned up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def _study(run: Sequence[Part]) -> Study:
+    study = Study()
+    study.take(_lines(run, study))
+    return study
+
+
+def _lines(run: Sequence[Part], study: Study) -> Iterator[Line]:
+    sieve = Sieve()
+    for part in run:
+        try:
+            yield from read([part], sift=sieve.sift, notes=study.notes)
+        except LogUnreadable as error:
+            study.unread[error.file] = error.why
