@@ -41,8 +41,12 @@ from muster.pins import Base, DigestKind, NcclTests, Pins, Variant, Wheel
 from muster.progress import Progress
 from muster.wheelhouse import Target
 
-# what every variant holds beside torch: numpy for the bridge, the rest for the smoke suite
-BESIDE_TORCH = ("numpy", "pip", "pytest", "pytest-timeout", "pytest-reportlog")
+# what every variant holds beside torch: numpy for the bridge, the rest for the smoke suite and the
+# doctor
+BESIDE_TORCH = (
+    *("numpy", "pip", "pytest", "pytest-timeout", "pytest-reportlog"),
+    *("nvidia-ml-py", "psutil"),
+)
 
 GIT_LIMIT_S = 60.0
 # each round adds what pip could not know about the image's Python
