@@ -264,6 +264,19 @@ def verify(
         _end(result.verdict)
 
 
+@task(help=JSON)
+def doctor(_c: Context, json: str | None = None) -> None:
+    """Look at this node: GPUs, memory, limits, network, leftovers. A few seconds, no Engine."""
+    with command() as terminal:
+        from muster.doctor import examine as examining
+
+        path = _writable(json)
+        result = examining.doctor()
+        terminal.console.print(report.doctor(result))
+        _write_json(path, result.to_dict())
+        _end(result.verdict)
+
+
 @task(help={"check": "write nothing, and exit with 1 when a pin is behind", **JSON})
 def lock(_c: Context, check: bool = False, json: str | None = None) -> None:
     """Bring docker/pins.toml and the locks up to the registries. Minutes, needs the network."""
@@ -575,7 +588,8 @@ def _words_of(command: str) -> list[str]:
     words = sys.argv[sys.argv.index(command) + 1 :] if command in sys.argv else []
     words = words[: words.index("--")] if "--" in words else words
     pairs = zip(["", *words], words, strict=False)
-    return [word for before, word in pairs if not word.startswith("-") and before not in _VALUED]
+    bare = [word for before, word in pairs if before not in _VALUED]
+    return [word for word in bare if word == "-" or not word.startswith("-")]
 
 
 _VALUED = frozenset({"--json", "-j"})
@@ -593,7 +607,7 @@ _VALUED = frozenset({"--json", "-j"})
 def explain(
     _c: Context, log: str | None = None, follow: bool = False, json: str | None = None
 ) -> None:
-    """Name what went wrong in NCCL's and torchrun's logs, and the remedy. Seconds a gigabyte."""
+    """Name what went wrong in the logs of a job, and the remedy. Some seconds a gigabyte."""
     with command() as terminal:
         from muster.explain import explanation as explanations
         from muster.explain import lines
@@ -622,6 +636,35 @@ def _followed(files: tuple[Path, ...], terminal: Terminal) -> "Explanation":
     except KeyboardInterrupt:
         terminal.say("")
     return watch.explanation()
+
+
+@task(
+    help={
+        "timeout": "seconds that each run may take (default: 120)",
+        "logs": "keep the logs in a new folder in this one (default: a temporary one)",
+        **JSON,
+    }
+)
+def bisect(
+    _c: Context, timeout: str | None = None, logs: str | None = None, json: str | None = None
+) -> None:
+    """Run the command after -- under one NCCL switch at a time. Minutes, 15 runs and more."""
+    with command() as terminal:
+        from muster.bisect import bisection
+
+        path = _writable(json)
+        result = bisection.bisect(
+            _after_dashes(),
+            os.environ,
+            terminal,
+            limit_s=positive("--timeout", timeout) if timeout else bisection.LIMIT_S,
+            logs=Path(logs) if logs else None,
+        )
+        terminal.quiet()
+        terminal.console.print(report.bisection(result))
+        _write_json(path, result.to_dict())
+        if not result.passes:
+            raise Exit(code=ExitCode.FINDINGS)
 
 
 @task

@@ -33,6 +33,8 @@ LIBRARY = (
     "switches.py",
     "topology.py",
 )
+# and those that are packages
+PACKAGES = ("doctor",)
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,10 @@ class Checkout:
         files["nccl-tests/nccl-tests.sh"] = self.docker / "nccl-tests.sh"
         venv = ("venv.sh", "trim.txt", "trim-slim.txt", "strip.txt")
         files |= {f"venv/{name}": self.docker / name for name in venv}
-        files |= {f"muster/{name}": self.root / "src/muster" / name for name in LIBRARY}
+        library = self.root / "src/muster"
+        files |= {f"muster/{name}": library / name for name in LIBRARY}
+        modules = (path for name in PACKAGES for path in (library / name).glob("*.py"))
+        files |= {f"muster/{path.relative_to(library)}": path for path in modules}
         suite = self.root / "tests/smoke"
         files |= {
             f"smoke/{path.name}": path for path in [*suite.glob("*.py"), suite / "pytest.ini"]

@@ -43,10 +43,7 @@ from muster.wheelhouse import Target
 
 # what every variant holds beside torch: numpy for the bridge, the rest for the smoke suite and the
 # doctor
-BESIDE_TORCH = (
-    *("numpy", "pip", "pytest", "pytest-timeout", "pytest-reportlog"),
-    *("nvidia-ml-py", "psutil"),
-)
+BESIDE_TORCH = ("numpy", "nvidia-ml-py", "pip", "pytest", "pytest-timeout", "pytest-reportlog")
 
 GIT_LIMIT_S = 60.0
 # each round adds what pip could not know about the image's Python

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from muster import image, layers
     from muster import lock as lock_
     from muster import verify as verify_
+    from muster.bisect.bisection import Result as Bisected
+    from muster.doctor.examine import Result as Examined
     from muster.explain.explanation import Explanation
     from muster.fabric import Fabric
     from muster.manifests.spec import Spec
@@ -99,6 +101,33 @@ def explanation(found: "Explanation") -> RenderableType:
     return Group(*parts, Text(f"{told} in {found.lines} lines", style))
 
 
+def bisection(result: "Bisected") -> RenderableType:
+    """What the first run's log says, the layers at fault, how to repeat it; the sum comes last."""
+    found = result.conclusion
+    parts: list[RenderableType] = [Text()]
+    if not result.runs.first.passed:
+        parts += map(_finding, result.runs.first.explained.findings)
+    for blame in found.blames:
+        helped = ", ".join(trial.change.name for trial in blame.helped)
+        parts.append(Text(f"at fault: {blame.layer.name}", _STYLES[Severity.ERROR]))
+        told = {
+            "passes": f"{helped}{f' (NCCL {blame.layer.since}+)' if blame.layer.since else ''}",
+            "proves": blame.layer.proves,
+            "leaves open": blame.layer.leaves_open,
+            "to decide": blame.layer.decide,
+        }
+        parts += [_grid(told), Text()]
+    if found.beside:
+        parts.append(Text(f"goes around it, and passes too: {', '.join(found.beside)}"))
+    parts += [Text(f"note: {text}", style="dim") for text in (*found.says, *result.reminders)]
+    if not result.runs.first.passed:
+        parts += [Text("\nto repeat it:"), *(Text(f"  {line}") for line in result.lines)]
+    if result.logs is not None:
+        parts.append(Text(f"logs: {result.logs}"))
+    style = _STYLES[Verdict.READY if result.passes else Verdict.NOT_READY]
+    return Group(*parts, Text(found.outcome, style))
+
+
 def rendered(target: str, spec: "Spec") -> str:
     """What was written, and what the cluster must admit."""
     fabric = spec.fabric
@@ -169,6 +198,14 @@ def verify(result: "verify_.Result") -> RenderableType:
     return _closing(table, result.findings, result.verdict)
 
 
+def doctor(result: "Examined") -> RenderableType:
+    """The table of checks, the Findings, and the verdict alone on the last line."""
+    table = _table("check", "outcome", "measure")
+    for each in result.examinations:
+        table.add_row(each.name, Text(each.outcome, _STYLES[each.outcome]), Text(each.measure))
+    return _closing(table, result.findings, result.verdict)
+
+
 def proved(result: "verify_.Result") -> str:
     """The proofs that a build ends with, in one line."""
     outcomes = Counter(proof.outcome for proof in result.proofs)
@@ -223,12 +260,18 @@ def _finding(finding: Finding) -> RenderableType:
     heading = Text.assemble(
         (finding.severity, _STYLES[finding.severity]), f" in {finding.where}: {finding.what}"
     )
-    body = Table.grid(padding=(0, 1))
-    body.add_column(justify="right", style="dim", min_width=10)
-    body.add_column(overflow="fold")
-    for name in ("evidence", "cause", "remedy"):
-        body.add_row(name, Text(getattr(finding, name)))
-    return Group(heading, body, Text())
+    told = {name: getattr(finding, name) for name in ("evidence", "cause", "remedy")}
+    return Group(heading, _grid(told), Text())
+
+
+def _grid(told: Mapping[str, str]) -> Table:
+    """A name and what is told of it in each row."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(justify="right", style="dim", min_width=10)
+    grid.add_column(overflow="fold")
+    for name, text in told.items():
+        grid.add_row(name, Text(text))
+    return grid
 
 
 def junit(result: "Result") -> bytes:

@@ -20,7 +20,8 @@ from muster.errors import (
     SuiteDidNotReport,
     WrongPython,
 )
-from muster.finding import Finding, Severity, Verdict
+from muster.explain.explanation import with_cause
+from muster.finding import Finding, Outcome, Severity, Verdict
 from muster.node import Node
 from muster.pins import LABEL_VARIANT, Accelerator, Pins, Variant
 from muster.progress import Progress
@@ -270,14 +271,22 @@ def _result(
         if not log.steps and log.running is None:
             raise SuiteDidNotReport(ending, [*errors, *log.complaints][-10:])
         findings.append(_broken_off(log, ending, errors))
-    findings += [each for step in log.steps for each in step.findings]
+    done = tuple(_with_causes(step) for step in log.steps)
+    findings += [each for step in done for each in step.findings]
     return Result(
         verdict=finding.verdict(findings),
         run=run,
-        steps=tuple(log.steps),
+        steps=done,
         findings=tuple(findings),
         seconds=round(time.monotonic() - started, 3),
     )
+
+
+def _with_causes(step: Step) -> Step:
+    """`step`, and of one that failed the cause that its ranks' output shows."""
+    if step.outcome is not Outcome.FAILED:
+        return step
+    return replace(step, findings=tuple(with_cause(each, step.output) for each in step.findings))
 
 
 def _broken_off(log: Log, ending: str, errors: list[str]) -> Finding:

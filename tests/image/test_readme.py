@@ -16,7 +16,7 @@ COMMANDS = [
 
 def test_the_readme_shows_these_commands() -> None:
     shown = [command.split()[:2] for command in COMMANDS]
-    tasks = ("build", "test", "render", "rehearse")
+    tasks = ("build", "test", "render", "rehearse", "explain")
     assert shown == [*(["./invokew", task] for task in tasks), ["docker", "run"]]
     # this very run
     assert COMMANDS[1] == "./invokew test"
@@ -28,6 +28,15 @@ def test_a_command_of_the_readme_works(command: str) -> None:
     run(command)
 
 
+def test_the_readmes_log_is_explained() -> None:
+    log = ROOT / "job.log"
+    log.write_text("RuntimeError: DataLoader worker (pid 13) is killed by signal: Bus error.\n")
+    try:
+        assert "[dataloader-bus-error]" in run(COMMANDS[4], status=1)
+    finally:
+        log.unlink()
+
+
 @pytest.mark.usefixtures("built")
 def test_the_readmes_job_is_written_and_survives_the_loss_of_its_leader() -> None:
     try:
@@ -37,11 +46,11 @@ def test_the_readmes_job_is_written_and_survives_the_loss_of_its_leader() -> Non
         (ROOT / "demo.yaml").unlink(missing_ok=True)
 
 
-def run(command: str) -> str:
+def run(command: str, status: int = 0) -> str:
     done = subprocess.run(
         ["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == status, done.stdout + done.stderr
     return done.stdout.rstrip()
 
 

@@ -10,6 +10,7 @@ from muster.explain.signs import DERIVED
 
 GOOD = """
 gave_up = ["DistNetworkError"]
+harmless = ["a warning of no weight"]
 [[fault]]
 id = "one"
 class = "tests"
@@ -93,8 +94,10 @@ def test_a_good_catalogue_is_read(tmp_path: Path) -> None:
         ("https://example.com", "example.com", "no https address"),
         ('sure = "likely"', 'sure = "likely"\nremaining = ["a", "b"]', "no command that decides"),
         ('sure = "likely"', 'sure = "likely"\nversions = "2.26"', "a bound of versions"),
+        ('sure = "likely"', 'sure = "likely"\nunless = ["short"]', "six characters"),
         ('sure = "likely"', 'sure = "likely"\ntells_more = ["two"]', "names no fault"),
         ('gave_up = ["DistNetworkError"]', "", "gave_up"),
+        ('harmless = ["a warning of no weight"]', "", "harmless"),
         ("[[fault]]", "[[fault", "line"),
     ],
 )

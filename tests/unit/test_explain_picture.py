@@ -3,6 +3,7 @@
 import pytest
 
 from muster.explain import lines, reader
+from muster.explain import sketch as sketches
 from muster.explain.events import Event
 from muster.explain.lines import Line
 from muster.explain.picture import Channels, Picture, Ranks, drawn, picture
@@ -231,6 +232,39 @@ def test_a_log_read_in_two_parts_gives_the_picture_of_the_whole(cut: int) -> Non
     assert drawn(parts[0]) == seen(log)
 
 
+def test_memory_ends_where_text_is_hostile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sketches, "_MOST_KEPT", 100)
+    texts = []
+    for n in range(300):
+        head = f"node-{n % 3}:{n % 7}:1 [0] NCCL INFO"
+        texts += [
+            f"{head} NCCL_X{n} set by environment to {n}",
+            f"{head} comm 0x1 rank {n} nranks 900 cudaDev 0 busId 1 commId 0x{n % 9} - Init START",
+            status(n, n, n % 5),
+        ]
+    sketch = Sketch()
+    for event in events_of(texts):
+        sketch.add(event)
+    kept = sum(len(process.variables) for process in sketch.processes.values())
+    kept += sum(map(len, sketch.enqueued.values()))
+    kept += sum(len(comm.started) for comm in sketch.comms.values())
+    assert 90 < kept <= 100
+    drawn(sketch)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# Avg bus bandwidth    : .",
+        "# Avg bus bandwidth    : 1.2.3",
+        "# Avg bus bandwidth    : \u0663",
+        "last enqueued work: -1, last completed work: -1",
+    ],
+)
+def test_what_is_nearly_a_number_is_no_stumble(text: str) -> None:
+    assert seen([text]).busbw_gb_s in {None, 1.2, 3.0}
+
+
 def test_an_empty_log_has_an_empty_picture() -> None:
     empty = seen([])
     assert (empty.nodes, empty.communicators, empty.last_work, empty.variables) == ((), (), (), ())
@@ -241,4 +275,5 @@ def test_ranks_are_written_as_runs() -> None:
     assert str(Ranks.of([3, 1, 2, 7])) == "1-3, 7"
     assert str(Ranks.without(4096, [5])) == "0-4, 6-4095"
     assert str(Ranks.without(2, [0, 1, 9])) == ""
+    assert str(Ranks.of(range(0, 100_000, 2))).endswith("56, 58, and 49970 more")
     assert (list(Ranks.without(3, [1])), len(Ranks.without(4096, [5]))) == ([0, 2], 4095)

@@ -5,12 +5,20 @@ import tracemalloc
 
 import pytest
 
+from muster.explain import catalogue
+from muster.explain import sieve as sieves
 from muster.explain.sieve import Sieve
 
 
 def left(*texts: str, sieve: Sieve | None = None) -> list[str]:
-    raws = [text.encode() for text in texts]
-    return [raw.decode() for _, raw in (sieve or Sieve()).sift(raws)]
+    """What of `texts` is left, where a line that is always left comes last."""
+    raws = [text.encode() for text in (*texts, END)]
+    *kept, end = (raw.decode() for _, raw in (sieve or Sieve()).sift(raws))
+    assert end == END
+    return kept
+
+
+END = "error at the end"
 
 
 def channels(head: str, *vias: str) -> list[str]:
@@ -72,6 +80,45 @@ def test_of_a_step_s_line_the_first_is_left() -> None:
     assert left(*lines) == lines[:1]
 
 
+def test_after_a_line_that_counts_a_job_is_seen_to_go_on() -> None:
+    trouble = ["connect returned refused, retrying", "shard 1"]
+    steps = [f"step {step} loss 3.1" for step in range(9)]
+    lines = [*steps[:3], *trouble, *steps[3:6], *trouble, *steps[6:]]
+    assert left(*lines) == [steps[0], *trouble, steps[3], trouble[0], steps[6]]
+
+
+RETRIED = [fault for fault in catalogue.read().faults if fault.retried]
+
+
+@pytest.mark.parametrize(
+    "trouble", [pattern.text for fault in RETRIED for pattern in (*fault.see, *fault.see_also)]
+)
+def test_after_what_is_retried_a_job_is_seen_to_go_on(trouble: str) -> None:
+    ring = "node-0:1:2 [0] NCCL INFO Connected all rings"
+    lines = ["epoch 1", ring, "epoch 2", ring, trouble, "epoch 3", "epoch 4", trouble, ring, ring]
+    assert left(*lines) == [lines[0], ring, trouble, lines[5], trouble, ring]
+
+
+def test_what_ranks_say_alike_is_left_once_and_each_number_is() -> None:
+    lines = [
+        f"node-{rank // 8}:{rank}:{rank} [{rank % 8}] NCCL INFO {16 + rank // 9} coll channels, x"
+        for rank in range(18)
+    ]
+    assert left(*lines) == [lines[0], lines[1], lines[9]]
+    cut = [line.partition("INFO ")[2] for line in lines]
+    assert left(*cut) == [cut[0], cut[1], cut[9]]
+
+
+@pytest.mark.parametrize("blank", [[], [b""], [b"", b"\r", b"  "]])
+def test_how_far_a_log_goes_is_seen_from_its_last_line(blank: list[bytes]) -> None:
+    raws = [*(b"shard %d of 99" % shard for shard in range(99)), *blank]
+    assert list(Sieve().sift(raws)) == [(0, raws[0]), (98, raws[98])]
+
+
+def test_where_nothing_is_written_nothing_is_left() -> None:
+    assert list(Sieve().sift([b"", b" ", b"\r"])) == []
+
+
 def test_pointers_make_no_line_new() -> None:
     head = "node-0:1:2 [0] NCCL INFO Connected to proxy localRank 0 -> connection"
     pointers = [f"0x{number * 0x9E3779B97F4A7C15 % 2**48:012x}" for number in range(1, 50)]
@@ -87,7 +134,8 @@ def test_of_the_rings_of_the_graph_subsystem_the_first_is_left() -> None:
 def test_what_was_learned_is_known_in_the_next_lines() -> None:
     sieve = Sieve()
     assert left("step 1", sieve=sieve) == ["step 1"]
-    assert left("step 2", "", "new", sieve=sieve) == ["", "new"]
+    assert left("shard 1", "step 2", "shard 3", sieve=sieve) == ["shard 1", "step 2"]
+    assert left("shard 4", "new", sieve=sieve) == ["new"]
 
 
 def test_each_line_keeps_its_place() -> None:
@@ -102,16 +150,25 @@ def test_hostile_bytes_take_no_longer_than_others(unit: str) -> None:
     assert time.process_time() - begin < 1
 
 
-def test_memory_stays_bounded_when_every_line_is_new() -> None:
+@pytest.mark.parametrize(
+    "what", ["word {}", "n:1:2 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via {}"]
+)
+def test_memory_stays_bounded_when_every_line_is_new(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(sieves, "_MOST_HELD", 2**20)
     sieve = Sieve()
-    words = [f"{number:x}".translate(_LETTERS).encode() for number in range(300_000)]
     tracemalloc.start()
-    kept = sum(1 for at in range(0, len(words), 1000) for _ in sieve.sift(words[at : at + 1000]))
+    kept = 0
+    for begin in range(0, 2_000, 100):
+        words = (f"{number:x}".translate(_LETTERS) for number in range(begin, begin + 100))
+        raws = [what.format(word).ljust(3_000, "x").encode() for word in words]
+        kept += len(list(sieve.sift(raws)))
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert kept == len(words)
-    # all of them would take three times as much
-    assert held < 16_000_000
+    assert kept == 2_000
+    # all of them would take six times as much
+    assert held < 2**20 + 2**18
 
 
 _LETTERS = str.maketrans("0123456789abcdef", "ghijklmnopqrstuv")

@@ -48,7 +48,13 @@ def test_no_train_script_hides_another_module() -> None:
     assert not scripts & (sys.stdlib_module_names | {"torch", "numpy", "muster"})
 
 
-@pytest.mark.parametrize("room", ["muster", "muster.manifests", "muster.rehearse"])
+ROOMS = [
+    "muster",
+    *(f"muster.{name}" for name in ("bisect", "doctor", "explain", "manifests", "rehearse")),
+]
+
+
+@pytest.mark.parametrize("room", ROOMS)
 def test_every_module_has_its_floor(room: str) -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     (contract,) = (

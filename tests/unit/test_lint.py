@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from muster import fabric
 from muster.errors import ManifestUnreadable, NoTorchrun, UnknownKubernetes
+from muster.explain import catalogue
 from muster.fabric import Fabric
 from muster.finding import Finding, Severity
 from muster.manifests import documents, lint
@@ -803,6 +804,13 @@ def test_every_rule_has_a_manifest_that_makes_it_fire() -> None:
     assert {rule.id for rule in lint.RULES} | {lint.SCHEMA} == {
         name for name, *_ in CASES
     } | elsewhere
+
+
+def test_a_rule_names_the_fault_that_the_logs_of_such_a_job_show() -> None:
+    known = {fault.id for fault in catalogue.read().faults}
+    assert {each.fault for each in lint.RULES if each.fault} <= known
+    (found,) = findings(damaged(C10D, out(SHM_MOUNT), out(SHM_VOLUME)))
+    assert found.cause.endswith("(in a log: shm-too-small)")
 
 
 def test_the_flags_in_a_script_are_found_by_their_own_lines() -> None:

@@ -152,6 +152,14 @@ def test_a_job_that_fails_is_explained_by_the_pod_that_failed_first() -> None:
     assert finding.where == TRAINER
     # 1 and 11 are what the others end with when one fails
     assert finding.evidence == "demo-0: exit code 10\nValueError: no data"
+    # as the catalogue has it
+    assert finding.cause.startswith("the program itself failed first: ValueError: no data [")
+    assert finding.remedy.endswith("\nmend what the last lines name, and rehearse again")
+
+
+def test_what_the_catalogue_does_not_know_is_left_to_the_last_lines() -> None:
+    pods = [Pod(0, ExitStatus.WORKER_FAILED, says=["no more to say"]), Pod(1), Pod(2)]
+    finding = found(play(pods, failure="BackoffLimitExceeded: pod 0"))
     assert finding.cause == "a rank failed; its own words are above"
     assert finding.remedy == "mend what the last lines name, and rehearse again"
 

@@ -148,6 +148,13 @@ def test_unforeseen(step):
 """
 
 
+OUTPUT_TELLS = """
+def test_loader(step):
+    step.run(["echo", "RuntimeError: DataLoader worker (pid 13) is killed by signal: Bus error."])
+    step.fail(what="too small", evidence="e", cause="c", remedy="r")
+"""
+
+
 def test_steps_become_outcomes_measures_and_warnings(suite: Suite, progress: Recorder) -> None:
     result = suite(STEPS)
     assert result.verdict is Verdict.READY
@@ -168,6 +175,14 @@ def test_steps_become_outcomes_measures_and_warnings(suite: Suite, progress: Rec
     assert progress.details[:2] == ["step good", "step warned"]
     assert progress.said[0].startswith("good: passed, ")
     assert result.run == {"python": sys.executable, "nproc_per_node": "2"}
+
+
+def test_a_step_that_fails_has_the_cause_that_its_output_shows(suite: Suite) -> None:
+    (finding,) = suite(OUTPUT_TELLS).findings
+    assert (finding.what, finding.evidence) == ("too small", "e")
+    assert "[dataloader-bus-error]" in finding.cause
+    assert "--shm-size" in finding.remedy
+    assert finding.remedy.endswith("\nr")
 
 
 def test_failures_make_it_not_ready_each_with_its_finding(suite: Suite) -> None:

@@ -106,10 +106,11 @@ class Fault:
     """One thing that can go wrong, with what shows it and what to do.
 
     It is there when one line fits `see` and not `not_see`, or the log as a whole shows `derived`;
-    where `see_also` is not empty another line has to fit that. What is `retried` has to be given up
-    in the end. It `tells_more` than the faults it names: those are left out beside it. `remaining`
-    are the causes between which the log cannot tell; the command `decide` can. `unnamed` says what
-    stands in a gap of the texts where the line that was seen does not name it.
+    where `see_also` is not empty another line has to fit that, and none may fit `unless`. What is
+    `retried` has to be given up in the end. It `tells_more` than the faults it names: those are
+    left out beside it. `remaining` are the causes between which the log cannot tell; the command
+    `decide` can. `unnamed` says what stands in a gap of the texts where the line that was seen does
+    not name it.
     """
 
     id: str
@@ -123,6 +124,7 @@ class Fault:
     derived: str
     see_also: tuple[Pattern, ...]
     not_see: tuple[Pattern, ...]
+    unless: tuple[Pattern, ...]
     retried: bool
     versions: str
     tells_more: tuple[str, ...]
@@ -138,16 +140,17 @@ class Fault:
         return all(_holds(version, bound) for bound in self.versions.split(",") if bound)
 
     def patterns(self) -> Iterator[Pattern]:
-        for group in (self.see, self.see_also, self.not_see):
+        for group in (self.see, self.see_also, self.not_see, self.unless):
             yield from group
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """`gave_up` are the lines that end what is retried."""
+    """`gave_up` are lines that end what is retried, `harmless` are warnings that say nothing."""
 
     faults: tuple[Fault, ...]
     gave_up: tuple[Pattern, ...]
+    harmless: tuple[Pattern, ...]
 
     def __getitem__(self, fault_id: str) -> Fault:
         return next(fault for fault in self.faults if fault.id == fault_id)
@@ -171,9 +174,10 @@ def read(path: Path = FILE) -> Catalogue:
         faults = tuple(_fault(entry) for entry in data["fault"])
         _check_ids(faults)
         gave_up = _patterns(data["gave_up"], Logged.TEXT)
+        harmless = _patterns(data["harmless"], Logged.WARN)
     except (ValueError, KeyError, TypeError) as why:
         raise CatalogueBroken(path, f"{why}") from why
-    return Catalogue(faults, gave_up)
+    return Catalogue(faults, gave_up, harmless)
 
 
 _TEXTS = ("cause", "remedy", "link", "title")
@@ -191,7 +195,17 @@ _KEYS = {
         "derived",
         "see_also",
     ),
-    *("not_see", "retried", "versions", "tells_more", "cause", "remaining", "remedy", "decide"),
+    *(
+        "not_see",
+        "unless",
+        "retried",
+        "versions",
+        "tells_more",
+        "cause",
+        "remaining",
+        "remedy",
+        "decide",
+    ),
     *("link", "look_alikes"),
 }
 
@@ -224,6 +238,7 @@ def _checked(entry: Mapping[str, Any]) -> Fault:
         derived=entry.get("derived", ""),
         see_also=_patterns(entry.get("see_also", ()), default),
         not_see=_patterns(entry.get("not_see", ()), default),
+        unless=_patterns(entry.get("unless", ()), default),
         retried=entry.get("retried", False) is True,
         versions=entry.get("versions", ""),
         tells_more=tuple(entry.get("tells_more", ())),

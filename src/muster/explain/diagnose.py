@@ -4,6 +4,7 @@ One pass, and memory that grows with faults and files only. Lines are held again
 that share a word with them, never against all.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,11 @@ from muster.finding import Severity as Verdict
 # a traceback, and a retry, so many lines before the end of a file was its last word
 _LAST_WORDS = 40
 _LAST_RETRY = 400
+# a traceback has no more lines
+_LONGEST = 40
 _MOST_UNEXPLAINED = 3
+# characters of a line
+_LONGEST_SHOWN = 1000
 _MOST_FILES = 10_000
 _MOST_RANKS = 200_000
 
@@ -39,6 +44,7 @@ NOT_KNOWN = Fault(
     derived="",
     see_also=(),
     not_see=(),
+    unless=(),
     retried=False,
     versions="",
     tells_more=(),
@@ -83,6 +89,9 @@ class Diagnosis:
             told.append(f"the log cannot tell which: {'; '.join(fault.remaining)}")
         elif fault.sure is not Sure.CERTAIN:
             told.append(f"({fault.sure})")
+        if self.followed_by:
+            counted = ", ".join(f"{name} ({count} lines)" for name, count in self.followed_by)
+            told.append(f"what only follows from it here: {counted}")
         remedy = [self.remedy]
         if self.decide:
             remedy.append(f"to decide: {self.decide}")
@@ -98,12 +107,12 @@ class Diagnosis:
     @property
     def evidence(self) -> str:
         if self.unexplained:
-            return "\n".join(masked(event.line.text) for event in self.unexplained)
+            return "\n".join(_shown(event.line.text) for event in self.unexplained)
         if self.event is None:
             return "the log as a whole"
         more = [f"{self.count} lines"] if self.count > 1 else []
         more += [f"ranks {self.ranks}"] if len(self.ranks) > 1 else []
-        return masked(self.event.line.text) + (f"  ({', '.join(more)})" if more else "")
+        return _shown(self.event.line.text) + (f"  ({', '.join(more)})" if more else "")
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -117,6 +126,11 @@ class Diagnosis:
             "followed_by": dict(self.followed_by),
             **self.finding().to_dict(),
         }
+
+
+def _shown(text: str) -> str:
+    whole = masked(text)
+    return whole if len(whole) <= _LONGEST_SHOWN else f"{whole[:_LONGEST_SHOWN]} ..."
 
 
 def _where(event: Event | None) -> str:
@@ -171,7 +185,6 @@ class _Book:
     beside: frozenset[Pattern]
     not_see: dict[str, frozenset[Pattern]]
     gave_up: frozenset[Pattern]
-    retried: frozenset[str]
     indexes: dict[Logged, _Index]
 
 
@@ -183,9 +196,10 @@ def _book() -> _Book:
     for fault in known.faults:
         for pattern in fault.see:
             see[pattern] = (*see.get(pattern, ()), fault.id)
-        beside.update(fault.see_also)
+        beside.update((*fault.see_also, *fault.unless))
     not_see = {fault.id: frozenset(fault.not_see) for fault in known.faults}
-    every = dict.fromkeys((*see, *beside, *frozenset().union(*not_see.values()), *known.gave_up))
+    unsaid = frozenset().union(*not_see.values())
+    every = dict.fromkeys((*see, *beside, *unsaid, *known.gave_up, *known.harmless))
     by = {logged: [p for p in every if p.logged is logged] for logged in Logged}
     indexes = {
         Logged.INFO: _Index(by[Logged.INFO]),
@@ -199,7 +213,6 @@ def _book() -> _Book:
         beside=frozenset(beside),
         not_see=not_see,
         gave_up=frozenset(known.gave_up),
-        retried=frozenset(fault.id for fault in known.faults if fault.retried),
         indexes=indexes,
     )
 
@@ -231,9 +244,12 @@ class _Sight:
 
 @dataclass(slots=True)
 class _File:
-    """Lines of a file: the last, where a connection was last given up, where all was well."""
+    """Lines of a file: the last, where a connection was last given up, where all was well, and
+    where Python last said that it ignores the exception that follows.
+    """
 
     last: int = 0
+    ignored: int = -_LONGEST
     gave_up: int = 0
     well: int = 0
 
@@ -241,6 +257,7 @@ class _File:
         self.last = max(self.last, later.last)
         self.gave_up = max(self.gave_up, later.gave_up)
         self.well = max(self.well, later.well)
+        self.ignored = max(self.ignored, later.ignored)
 
 
 class Examiner:
@@ -256,15 +273,20 @@ class Examiner:
         self.raised: list[Event] = []
         # exceptions that other ranks' failures raise; told of where there is nothing else
         self.passed_on: list[Event] = []
-        self.retrying = False
+        # whether a line was an error, and whether torchrun says that it was not the first to leave
+        self.failed = False
+        self.parted = False
 
     def add(self, event: Event) -> None:
         """Take in what `event` says."""
         self.signs.add(event)
         file = self._file(event)
         file.last = event.line.number
-        if event.what in _ALL_IS_WELL or (self.retrying and _trains(event)):
+        watched = self.sights or self.raised or not file.well
+        if event.what in _ALL_IS_WELL or (watched and _trains(event)):
             file.well = event.line.number
+        self.failed = self.failed or event.severity is Severity.ERROR
+        self.parted = self.parted or (event.kind is Kind.TORCHRUN and _PARTED in event.message)
         if event.kind is Kind.NCCL:
             info = event.severity is Severity.INFO
             index = _book().indexes[Logged.INFO if info else Logged.WARN]
@@ -274,7 +296,9 @@ class Examiner:
         if fits:
             self._seen(event, file, fits)
         elif event.severity is not Severity.INFO:
-            self._not_explained(event)
+            self._not_explained(event, file)
+        elif _IGNORED in event.message:
+            file.ignored = event.line.number
 
     def _file(self, event: Event) -> _File:
         name = event.line.file
@@ -297,10 +321,9 @@ class Examiner:
                 sight = self.sights.get(fault_id)
                 if sight is None:
                     sight = self.sights[fault_id] = _Sight(event, fields)
-                elif sight.event is event:
+                elif fields.keys() - sight.fields.keys():
                     sight.fields = fields | sight.fields
                 hit.add(fault_id)
-        self.retrying = self.retrying or not book.retried.isdisjoint(hit)
         for fault_id in hit:
             self._count(self.sights[fault_id], event)
 
@@ -313,8 +336,10 @@ class Examiner:
         if len(sight.files) < _MOST_FILES:
             sight.files[event.line.file] = event.line.number
 
-    def _not_explained(self, event: Event) -> None:
+    def _not_explained(self, event: Event, file: _File) -> None:
         if event.what not in _TELLS or _says_little(event):
+            return
+        if event.kind is Kind.PYTHON_TRACEBACK and 0 <= event.line.number - file.ignored < _LONGEST:
             return
         if event.kind is not Kind.PYTHON_TRACEBACK:
             self.unexplained = [*self.unexplained, event][:_MOST_UNEXPLAINED]
@@ -338,7 +363,8 @@ class Examiner:
         self.passed_on = [*self.passed_on, *later.passed_on][:_MOST_UNEXPLAINED]
         raised = [*self.raised, *later.raised]
         self.raised = [*raised[:1], *raised[1:][-1:]]
-        self.retrying = self.retrying or later.retrying
+        self.failed = self.failed or later.failed
+        self.parted = self.parted or later.parted
 
     def name_ranks(self, processes: Mapping[ProcessId, Process]) -> None:
         """Find the ranks of processes in whose lines there was none."""
@@ -359,9 +385,14 @@ class Examiner:
         return (*told, *(_diagnosis(fault, sight) for fault, sight in warnings))
 
     def _errors(self, found: list[tuple[Fault, _Sight]]) -> list[Diagnosis]:
+        found = [(fault, sight) for fault, sight in found if not self._parted_well(fault, sight)]
+        lasting = [(fault, sight) for fault, sight in found if not self._survived(sight)]
+        # where all the rest may follow from it, it was not survived after all
+        if not lasting or any(fault.level is Level.ROOT for fault, _ in lasting):
+            found = lasting
         kept = _roots(found)
         levels = {fault.level for fault, _ in kept}
-        mute = all(fault.id == "child-failed" for fault, _ in kept)
+        mute = all(fault.id in _MUTE for fault, _ in kept)
         passed_on = list(filter(self._ended_with, self.passed_on)) if mute else []
         unknown = [
             event
@@ -378,6 +409,20 @@ class Examiner:
         chosen = {fault.id for fault, _ in kept}
         followed = tuple((f.id, sight.count) for f, sight in found if f.id not in chosen)
         return [replace(told[0], followed_by=followed), *told[1:]] if told else []
+
+    def _survived(self, sight: _Sight) -> bool:
+        """Whether it is an exception after which the job went on training for long."""
+        if self.signs.ended or sight.event.severity is not Severity.ERROR:
+            return False
+        files = ((self.files.get(name, _File()), at) for name, at in sight.files.items())
+        went_on = all(file.well > at and file.last - at > _LAST_RETRY for file, at in files)
+        return sight.event.kind in _EXCEPTIONS and bool(sight.files) and went_on
+
+    def _parted_well(self, fault: Fault, sight: _Sight) -> bool:
+        """Whether torch only warns, at the end of a job that was well, that a rank left first."""
+        warns = sight.event.kind is Kind.C10D and sight.event.severity is Severity.WARN
+        well = any(file.well for file in self.files.values()) or (self.parted and not self.failed)
+        return warns and well and fault.level is Level.CONSEQUENCE and not self.signs.ended
 
     def _found(self, picture: Picture) -> list[tuple[Fault, _Sight]]:
         """Every fault that this log shows, in the order in which they came up."""
@@ -418,7 +463,9 @@ class Examiner:
         versions = self.signs.versions
         if fault.versions and versions and not any(map(fault.stands_for, versions)):
             return False
-        return not fault.see_also or bool(self.beside.intersection(fault.see_also))
+        if not self.beside.isdisjoint(fault.unless):
+            return False
+        return not fault.see_also or not self.beside.isdisjoint(fault.see_also)
 
     def _came_right(self, sight: _Sight) -> bool:
         """Whether each file in which it was retried goes on well."""
@@ -434,10 +481,15 @@ class Examiner:
 
     def _rank_raised(self) -> _Sight | None:
         """Return the first exception of the program's own, where the job ended with it."""
-        for event in filter(self._ended_with, self.raised):
+        raised = list(filter(self._ended_with, self.raised))
+        for event in [event for event in raised if not self._trained_on(event)] or raised:
             ranks = set() if event.rank is None else {event.rank}
             return _Sight(event, {"error": event.message.strip()[:200]}, 1, ranks)
         return None
+
+    def _trained_on(self, event: Event) -> bool:
+        well = self.files.get(event.line.file, _File()).well
+        return well - event.line.number > _LAST_WORDS
 
     def _ended_with(self, event: Event) -> bool:
         """Whether the job ended with what `event` says, rather than that it went on."""
@@ -448,10 +500,19 @@ class Examiner:
 
 
 _RANK_RAISED = "rank raised"
+# the agent of the first node takes the store away with it
+_PARTED = "has failed to shutdown the rendezvous"
 _ALL_IS_WELL = frozenset(
     {What.INIT_COMPLETE, What.CONNECTED, What.BANDWIDTH, What.AVERAGE_BANDWIDTH}
 )
-_TRAINING = frozenset({"step", "epoch", "loss", "iter", "iteration"})
+_TRAINING = re.compile(
+    r"(?i:\b(?:step|epoch|loss|iter|iteration)\b)|^\[Gloo\] Rank \d{1,7} is connected"
+)
+_IGNORED = "Exception ignored in"  # ... a destructor, as a process ends
+# a launcher that says only that a rank ended
+_MUTE = frozenset({"child-failed", "srun-task-failed"})
+_WORKER_ENDED = re.compile(r"killed|exited|[Ee]rror|timed out")
+_EXCEPTIONS = frozenset({Kind.PYTHON_TRACEBACK, Kind.CUDA})
 _TELLS = frozenset({What.TEXT, What.CLIENTS_JOINED})
 # exceptions that say that another rank failed, or that pass on a failure
 _PASSED_ON = frozenset(
@@ -478,10 +539,10 @@ _OF_A_PEER = ("NCCL", "ProcessGroup", "Socket", "gloo", "Connection", "connectFu
 
 
 def _trains(event: Event) -> bool:
-    """Whether it is a training loop that speaks: then all ranks have met."""
+    """Whether it is a training loop that speaks, or gloo that is connected: all ranks have met."""
     if event.kind is not Kind.OTHER or event.severity is not Severity.INFO:
         return False
-    return not _TRAINING.isdisjoint(event.message[:200].lower().replace(":", " ").split())
+    return _TRAINING.search(event.message[:200]) is not None
 
 
 def _of_a_peer(event: Event) -> bool:
@@ -495,6 +556,8 @@ def _says_little(event: Event) -> bool:
     if event.kind is Kind.NCCL:
         return False
     if event.severity is Severity.WARN or event.kind is Kind.OTHER:
+        return True
+    if event.kind is Kind.DATALOADER and not _WORKER_ENDED.search(event.message):
         return True
     return event.message.startswith("failed (exitcode: ")
 
@@ -518,7 +581,7 @@ _SURENESS = {Sure.CERTAIN: 0, Sure.LIKELY: 1, Sure.POSSIBLE: 2}
 
 
 def _diagnosis(fault: Fault, sight: _Sight) -> Diagnosis:
-    gaps = {**fault.unnamed, **{name: masked(text) for name, text in sight.fields.items()}}
+    gaps = {**fault.unnamed, **{name: _shown(text) for name, text in sight.fields.items()}}
     return Diagnosis(
         fault=fault,
         title=fault.title.format_map(gaps),

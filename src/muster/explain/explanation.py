@@ -4,16 +4,19 @@ Large logs are read by two processes, each a stretch of them; what the stretches
 """
 
 import multiprocessing
+import os
 import signal
+import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from muster.errors import LogUnreadable
+from muster.explain.catalogue import Level
 from muster.explain.diagnose import Diagnosis, Examiner
 from muster.explain.events import Event
-from muster.explain.lines import Line, Part, clean, made, parts, read
+from muster.explain.lines import ForEach, Line, Part, clean, made, parts, read
 from muster.explain.picture import Picture, drawn
 from muster.explain.reader import events
 from muster.explain.sieve import Sieve
@@ -21,7 +24,7 @@ from muster.explain.sketch import Sketch
 from muster.finding import Finding
 
 # more cores than two are rarely free where a log lies, and each takes the memory of one reader
-PROCESSES = 2
+_MOST_PROCESSES = 2
 # bytes that are read in less time than it takes to start a second process and to join the two
 _SMALL = 2**25
 # stretches for each process: where jobs start there is more to read than where they train
@@ -100,24 +103,33 @@ class Study:
         )
 
 
-def explain(paths: Sequence[Path], *, processes: int = PROCESSES) -> Explanation:
+def explain(paths: Sequence[Path], *, processes: int | None = None) -> Explanation:
     """Read `paths`, which lines.files() makes of words; what cannot be read is a note.
 
-    Raises LogUnreadable where nothing can be read.
+    `processes` are two where this process may use two cores. Raises LogUnreadable where nothing can
+    be read.
     """
-    stretches = _stretches(paths, processes)
-    study = _study(stretches[0]) if len(stretches) == 1 else _joined(stretches, processes)
+    processes = processes or min(_MOST_PROCESSES, _cores())
+    every = [Part(path) for path in paths]
+    small = processes == 1 or sum(map(_size, every)) < _SMALL
+    study = _study(every) if small else _shared(paths, processes)
     if len(study.unread) == len(paths):
         raise LogUnreadable(*next(iter(study.unread.items())))
     return study.explanation()
 
 
-def _joined(stretches: Sequence[tuple[Part, ...]], processes: int) -> Study:
+def _cores() -> int:
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _shared(paths: Sequence[Path], processes: int) -> Study:
     # forked: each has the modules and the catalogue already
     forked = multiprocessing.get_context("fork")
     joined = Study()
     with forked.Pool(processes, initializer=_obey) as pool:
-        for study in pool.imap(_study, stretches):
+        for study in pool.imap(_study, _stretches(paths, processes * _FINE, pool.map)):
             joined.join(study)
     return joined
 
@@ -125,19 +137,32 @@ def _joined(stretches: Sequence[tuple[Part, ...]], processes: int) -> Study:
 def of_text(text: str, name: str = "output") -> Explanation:
     """The same of a text that is in no file, such as what a command printed."""
     study = Study()
-    raws = enumerate(text.encode().split(b"\n"), start=1)
+    raws = enumerate(text.encode("utf-8", "surrogatepass").split(b"\n"), start=1)
     study.take(line for number, raw in raws for line in made(name, number, raw))
     return study.explanation()
 
 
-def _stretches(paths: Sequence[Path], processes: int) -> list[tuple[Part, ...]]:
-    """The parts of `paths` in their order, cut into as many runs of about a size."""
-    count = processes * _FINE if processes > 1 else 1
-    every = [part for path in paths for part in parts(path, count)]
+def with_cause(finding: Finding, output: str) -> Finding:
+    """`finding` with the cause and the remedy that the catalogue has for what a program wrote.
+
+    As it is where the catalogue knows none.
+    """
+    first = next(iter(of_text(output).diagnoses), None)
+    if first is None or first.fault.level not in {Level.ROOT, Level.MAY_FOLLOW}:
+        return finding
+    known = first.finding()
+    return replace(
+        finding,
+        cause=f"{known.what}\n{known.cause}",
+        remedy=f"{known.remedy}\n{finding.remedy}",
+    )
+
+
+def _stretches(paths: Sequence[Path], count: int, each: ForEach) -> list[tuple[Part, ...]]:
+    """The parts of `paths` in their order, cut into `count` runs of about a size."""
+    every = [part for path in paths for part in parts(path, count, each=each)]
     sizes = [_size(part) for part in every]
     total = sum(sizes)
-    if total < _SMALL:
-        return [tuple(every)]
     runs: list[list[Part]] = [[] for _ in range(count)]
     before = 0
     for part, size in zip(every, sizes, strict=True):

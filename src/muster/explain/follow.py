@@ -1,62 +1,121 @@
 """Lines of logs that are still being written, as `tail -F` gives them."""
 
+import os
+import select
+import stat
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
 
 from muster.errors import LogUnreadable
-from muster.explain.lines import LONGEST_LINE, STDIN, Line, Sift, made, read
+from muster.explain.lines import STDIN, Line, Sift, grows, made, read, shown, split
 
 _BLOCK = 2**20
 
 
 @dataclass(slots=True)
 class _Growing:
+    """A log as far as it was read. It is open only while there is more: a job has thousands."""
+
     path: Path
-    file: BufferedReader
+    file: tuple[int, int] = (0, 0)
+    read: int = 0
     number: int = 0
     begun: bytes = b""
 
     def lines(self, sift: Sift) -> Iterator[Line]:
         """What has come since the last time; the begin of a line waits for its end."""
-        if self.path.stat().st_size < self.file.tell():
-            # written anew, by a restarted job or a log's rotation
-            self.file.seek(0)
-            self.number, self.begun = 0, b""
-        while block := self.file.read1(_BLOCK):
-            raws = block.split(b"\n")
-            raws[0] = self.begun + raws[0]
-            self.begun = raws.pop()[:LONGEST_LINE]
+        try:
+            status = self.path.stat()
+            file = (status.st_dev, status.st_ino)
+            if file != self.file or status.st_size < self.read:
+                # written anew, by a restarted job or a log's rotation
+                yield from self.rest()
+                self.file, self.read, self.number = file, 0, 0
+            if status.st_size > self.read:
+                yield from self._more(sift)
+        except OSError:  # moved away; another may come in its place
+            return
+
+    def _more(self, sift: Sift) -> Iterator[Line]:
+        with self.path.open("rb") as file:
+            file.seek(self.read)
+            while block := file.read1(_BLOCK):
+                self.read += len(block)
+                raws, self.begun = split(self.begun, block)
+                if raws:
+                    for place, raw in sift(raws):
+                        yield from made(shown(self.path), self.number + 1 + place, raw)
+                    self.number += len(raws)
+
+    def rest(self) -> Iterator[Line]:
+        """The line whose end never came."""
+        yield from made(shown(self.path), self.number + 1, self.begun)
+        self.begun = b""
+
+
+@dataclass(slots=True)
+class _Piped:
+    """A pipe on standard input, such as that of kubectl logs --follow."""
+
+    number: int = 0
+    begun: bytes = b""
+    ended: bool = False
+
+    def lines(self, sift: Sift) -> Iterator[Line]:
+        """What has come since the last time; at its end also a line that has none."""
+        source = sys.stdin.fileno()
+        while not self.ended and select.select([source], [], [], 0)[0]:
+            block = os.read(source, _BLOCK)
+            if not block:
+                self.ended = True
+                yield from made(shown(STDIN), self.number + 1, self.begun)
+                return
+            raws, self.begun = split(self.begun, block)
             if raws:
                 for place, raw in sift(raws):
-                    yield from made(str(self.path), self.number + 1 + place, raw)
+                    yield from made(shown(STDIN), self.number + 1 + place, raw)
                 self.number += len(raws)
 
 
 def follow(
-    paths: Sequence[Path], wait: Callable[[], bool], *, sift: Sift = enumerate
+    paths: Sequence[Path],
+    wait: Callable[[], bool],
+    *,
+    sift: Sift = enumerate,
+    notes: list[str] | None = None,
 ) -> Iterator[Line]:
     """The Lines of `paths`, and those that are written to them as long as `wait` says to go on.
 
-    `wait` is called when there is nothing new. Standard input ends by itself. What is packed can
-    not grow, and is not unpacked here. Raises LogUnreadable.
+    `wait` is called when there is nothing new. A pipe on standard input ends by itself. What cannot
+    grow (gzip, UTF-16) is read once, before the rest. Raises LogUnreadable.
     """
-    if list(paths) == [STDIN]:
-        yield from read(paths, sift=sift)
-        return
-    with ExitStack() as stack:
-        growing = [_opened(stack, path) for path in paths]
-        while True:
-            for log in growing:
-                yield from log.lines(sift)
-            if not wait():
-                return
+    growing: list[_Growing | _Piped] = []
+    for path in paths:
+        if path == STDIN and _is_pipe():
+            growing.append(_Piped())
+        elif _grows(path):
+            growing.append(_Growing(path))
+        else:
+            yield from read([path], sift=sift, notes=notes)
+    while growing:
+        for log in growing:
+            yield from log.lines(sift)
+        growing = [log for log in growing if not (isinstance(log, _Piped) and log.ended)]
+        if not (growing and wait()):
+            break
+    for log in growing:
+        if isinstance(log, _Growing):
+            yield from log.rest()
 
 
-def _opened(stack: ExitStack, path: Path) -> _Growing:
+def _is_pipe() -> bool:
+    return sys.stdin is not None and not stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
+
+
+def _grows(path: Path) -> bool:
     try:
-        return _Growing(path, stack.enter_context(path.open("rb")))
+        return path != STDIN and grows(path)
     except OSError as error:
-        raise LogUnreadable(str(path), error.strerror or str(error)) from None
+        raise LogUnreadable(shown(path), error.strerror or str(error)) from None

@@ -11,6 +11,8 @@ from muster.explain.events import Event, Field
 from muster.explain.mask import masked
 from muster.explain.sketch import DEFAULT_GROUP, Comm, Sketch
 
+_MOST_RUNS = 30
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -42,9 +44,12 @@ class Ranks:
         return sum(last - first + 1 for first, last in self.runs)
 
     def __str__(self) -> str:
-        return ", ".join(
-            str(first) if first == last else f"{first}-{last}" for first, last in self.runs
-        )
+        """The runs; of many the first, and how many ranks there are beside them."""
+        shown = Ranks(self.runs[:_MOST_RUNS])
+        runs = [str(first) if first == last else f"{first}-{last}" for first, last in shown.runs]
+        if more := len(self) - len(shown):
+            runs.append(f"and {more} more")
+        return ", ".join(runs)
 
 
 @dataclass(frozen=True, kw_only=True)

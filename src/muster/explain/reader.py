@@ -151,7 +151,7 @@ _FORMS = tuple(
         ("bus error encountered in worker", "", Kind.DATALOADER, Severity.ERROR, What.TEXT),
         (
             "# Avg bus bandwidth",
-            r": (?P<busbw>[\d.]{1,20})",
+            r": (?P<busbw>\d{1,9}(?:\.\d{1,9})?)",
             Kind.NCCL_TESTS,
             None,
             What.AVERAGE_BANDWIDTH,

@@ -1,6 +1,6 @@
 """The facts of a log that the picture is made of, a bounded number of them for each rank."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from sys import intern
 from typing import NamedTuple
@@ -14,6 +14,9 @@ _MOST_PROCESSES = 200_000
 _MOST_COMMS = 100_000
 _MOST_GROUPS = 1_000
 _MOST_LINKS = 500_000
+# ranks of all communicators, works of all groups and variables of all processes
+_MOST_KEPT = 2_000_000
+_MOST_BANNERS = 1_000
 _UNKNOWN = ""
 
 
@@ -61,7 +64,8 @@ class Sketch:
     """The facts so far. `splits` are communicators without a commId: whether their init is done.
 
     `direct`: whether a host's connections through the network use GPUDirect. `channels` are the
-    most that were said of each kind, `enqueued` is each rank's last work in a process group.
+    most that were said of each kind, `enqueued` is each rank's last work in a process group. `kept`
+    counts what grows with ranks, so that it can end.
     """
 
     processes: dict[ProcessId, Process] = field(default_factory=dict)
@@ -75,6 +79,7 @@ class Sketch:
     trees: bool = False
     nvls_available: bool | None = None
     busbw_gb_s: float | None = None
+    kept: int = 0
 
     def add(self, event: Event) -> None:
         """Take in what `event` says."""
@@ -82,7 +87,8 @@ class Sketch:
             group = event.fields.get(Field.GROUP, DEFAULT_GROUP)
             if group in self.enqueued or len(self.enqueued) < _MOST_GROUPS:
                 ranks = self.enqueued.setdefault(group, {})
-                ranks[event.rank] = int(event.fields[Field.LAST_ENQUEUED])
+                if self._is_kept(event.rank, ranks):
+                    ranks[event.rank] = int(event.fields[Field.LAST_ENQUEUED])
         elif event.what is What.AVERAGE_BANDWIDTH:
             self.busbw_gb_s = float(event.fields[Field.BUSBW])
         elif event.what in _OF_A_PROCESS:
@@ -94,15 +100,24 @@ class Sketch:
         elif event.what in _OF_THE_CHANNELS:
             self._channel(event)
 
+    def _is_kept(self, item: int | str, known: Container[int | str]) -> bool:
+        """Whether `item` is known or there is room for it, which it then takes."""
+        if item in known:
+            return True
+        self.kept += self.kept < _MOST_KEPT
+        return self.kept < _MOST_KEPT
+
     def _of_a_process(self, event: Event) -> None:
         fields = event.fields
         if event.what is What.VERSION and event.host is None:
             # to 2.21 the banner has no header, and rank 0 alone writes it
-            self.banners.add(fields[Field.VERSION])
+            if len(self.banners) < _MOST_BANNERS:
+                self.banners.add(fields[Field.VERSION])
             return
         process = self._process(event)
         if event.what is What.ENVIRONMENT:
-            process.variables[intern(fields[Field.VARIABLE])] = intern(fields[Field.VALUE])
+            if self._is_kept(fields[Field.VARIABLE], process.variables):
+                process.variables[intern(fields[Field.VARIABLE])] = intern(fields[Field.VALUE])
         elif event.what is What.USING_NETWORK:
             process.network = intern(fields[Field.NETWORK])
         elif event.what is What.VERSION:
@@ -119,7 +134,7 @@ class Sketch:
     def _connection(self, event: Event) -> None:
         via, host = event.fields[Field.VIA], event.host or _UNKNOWN
         source, target = (int(event.fields[end]) for end in (Field.SOURCE_RANK, Field.TARGET_RANK))
-        if via.startswith("NET/"):
+        if via.startswith("NET/") and (host in self.direct or len(self.direct) < _MOST_PROCESSES):
             self.direct[host] = self.direct.get(host, False) or "GDRDMA" in via
         if len(self.links) < _MOST_LINKS:
             low, high = sorted((source, target))
@@ -141,7 +156,9 @@ class Sketch:
                 self.splits[name] = done
         elif key in self.comms or len(self.comms) < _MOST_COMMS:
             comm = self.comms.setdefault(key, Comm(nranks))
-            (comm.finished if done else comm.started).add(rank)
+            ranks = comm.finished if done else comm.started
+            if self._is_kept(rank, ranks):
+                ranks.add(rank)
 
     def _channel(self, event: Event) -> None:
         self._most({name: int(text) for name, text in event.fields.items() if name in _COUNTED})
@@ -169,6 +186,7 @@ class Sketch:
             self.enqueued.setdefault(group, {}).update(enqueued)
         self._most(other.channels)
         self.trees = self.trees or other.trees
+        self.kept += other.kept
         if other.nvls_available is not None:
             self.nvls_available = other.nvls_available
         self.links |= other.links

@@ -70,7 +70,7 @@ def _head(kind: Kind, match: re.Match[str], rank: int | None) -> Head:
 
 _FAILURES = "Failures:"
 _ROOT_CAUSE = "Root Cause (first observed failure):"
-_ROW = re.compile(r" {0,8}(time|host|rank|exitcode|error_file|traceback) {1,10}: ?(.*)")
+_ROW = re.compile(r" {0,8}(time|host|rank|exitcode|error_file|traceback) {1,10}: ?(.{0,400})")
 _RANKS = re.compile(r"(\d{1,7}) \(local_rank: (\d{1,5})\)")
 _EXIT = re.compile(r"(-?\d{1,10}) \(pid: (\d{1,10})\)(?: +\((SIG\w{1,10})\))?")
 _SIGNAL = re.compile(r"Signal \d{1,3} \((SIG\w{1,10})\)")

@@ -30,7 +30,7 @@ class Watch:
 
     def follow(self, paths: Sequence[Path]) -> None:
         """Stay until standard input ends, for files until interrupted. Raises LogUnreadable."""
-        for event in events(follow(paths, self._wait, sift=Sieve().sift)):
+        for event in events(follow(paths, self._wait, sift=Sieve().sift, notes=self._study.notes)):
             self._take(event)
 
     def explanation(self) -> Explanation:

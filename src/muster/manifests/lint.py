@@ -68,7 +68,14 @@ def lint(
 def _meaning(manifest: Manifest) -> Iterator[Finding]:
     for rule in RULES:
         for finding in rule.check(manifest):
-            yield _marked(finding, rule.id)
+            yield _marked(_as_in_a_log(finding, rule), rule.id)
+
+
+def _as_in_a_log(finding: Finding, rule: Rule) -> Finding:
+    """`finding`, and what explain calls it once such a job has run."""
+    if not rule.fault:
+        return finding
+    return replace(finding, cause=f"{finding.cause} (in a log: {rule.fault})")
 
 
 def _marked(finding: Finding, rule: str) -> Finding:

@@ -59,10 +59,14 @@ Check: TypeAlias = Callable[[Manifest], Iterator[Finding]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule by the id that its Findings end with."""
+    """A rule by the id that its Findings end with.
+
+    `fault` is what explain/faults.toml calls it, where the logs of a job with it show a fault.
+    """
 
     id: str
     check: Check
+    fault: str = ""
 
 
 def error(where: str, what: str, *, evidence: str, cause: str, remedy: str) -> Finding:

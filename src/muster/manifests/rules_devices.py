@@ -166,9 +166,9 @@ def fabric_disabled(manifest: Manifest) -> Iterator[Finding]:
 
 
 RULES: Final = (
-    Rule("ipc-lock", ipc_lock),
-    Rule("ipc-lock-user", ipc_lock_user),
-    Rule("fabric-resources", fabric_resources),
+    Rule("ipc-lock", ipc_lock, fault="memlock"),
+    Rule("ipc-lock-user", ipc_lock_user, fault="memlock"),
+    Rule("fabric-resources", fabric_resources, fault="ib-fell-to-sockets"),
     Rule("instance-resources", instance_resources),
-    Rule("fabric-disabled", fabric_disabled),
+    Rule("fabric-disabled", fabric_disabled, fault="ib-disabled"),
 )

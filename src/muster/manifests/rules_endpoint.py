@@ -258,7 +258,7 @@ def endpoint_index(manifest: Manifest) -> Iterator[Finding]:
 RULES: Final = (
     Rule("endpoint-missing", endpoint_missing),
     Rule("endpoint-port", endpoint_port),
-    Rule("endpoint-local", endpoint_local),
-    Rule("endpoint-host", endpoint_host),
+    Rule("endpoint-local", endpoint_local, fault="rendezvous-timeout"),
+    Rule("endpoint-host", endpoint_host, fault="dns"),
     Rule("endpoint-index", endpoint_index),
 )

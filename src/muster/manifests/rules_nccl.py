@@ -88,7 +88,7 @@ def _known() -> list[str]:
 
 
 RULES: Final = (
-    Rule("debug-switch", debug_switch),
-    Rule("interface", interface),
+    Rule("debug-switch", debug_switch, fault="debug-switch"),
+    Rule("interface", interface, fault="different-interfaces"),
     Rule("misspelled", misspelled),
 )

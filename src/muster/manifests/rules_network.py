@@ -172,7 +172,7 @@ def _lets_dns(rule: Mapping[str, Any]) -> bool:
 
 
 RULES: Final = (
-    Rule("network-policy-peers", policy_peers),
-    Rule("network-policy-ports", policy_ports),
-    Rule("network-policy-dns", policy_dns),
+    Rule("network-policy-peers", policy_peers, fault="store-unreachable"),
+    Rule("network-policy-ports", policy_ports, fault="connect-timeout"),
+    Rule("network-policy-dns", policy_dns, fault="dns"),
 )

@@ -233,10 +233,10 @@ def claim_access(manifest: Manifest) -> Iterator[Finding]:
 
 
 RULES: Final = (
-    Rule("shm", shm),
-    Rule("shm-kind", shm_kind),
-    Rule("shm-size", shm_size),
-    Rule("host-network", host_network),
+    Rule("shm", shm, fault="shm-too-small"),
+    Rule("shm-kind", shm_kind, fault="shm-too-small"),
+    Rule("shm-size", shm_size, fault="shm-too-small"),
+    Rule("host-network", host_network, fault="dns"),
     Rule("image-missing", image_missing),
     Rule("image-digest", image_digest),
     Rule("service-account", service_account),

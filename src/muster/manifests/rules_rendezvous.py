@@ -328,6 +328,6 @@ RULES: Final = (
     Rule("is-host", is_host),
     Rule("local-addr", local_addr),
     Rule("read-timeout", read_timeout),
-    Rule("join-timeout", join_timeout),
+    Rule("join-timeout", join_timeout, fault="rendezvous-timeout"),
     Rule("rdzv-port", rdzv_port),
 )

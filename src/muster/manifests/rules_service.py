@@ -154,11 +154,11 @@ def job_indexed(manifest: Manifest) -> Iterator[Finding]:
 
 
 RULES: Final = (
-    Rule("service-missing", service_missing),
+    Rule("service-missing", service_missing, fault="dns"),
     Rule("service-headless", service_headless),
-    Rule("service-selector", service_selector),
-    Rule("service-not-ready", service_not_ready),
+    Rule("service-selector", service_selector, fault="dns"),
+    Rule("service-not-ready", service_not_ready, fault="dns"),
     Rule("service-order", service_order),
     Rule("service-port", service_port),
-    Rule("job-indexed", job_indexed),
+    Rule("job-indexed", job_indexed, fault="dns"),
 )

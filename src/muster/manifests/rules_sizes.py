@@ -149,8 +149,8 @@ def world_size(manifest: Manifest) -> Iterator[Finding]:
 
 
 RULES: Final = (
-    Rule("nnodes", nnodes),
+    Rule("nnodes", nnodes, fault="rendezvous-timeout"),
     Rule("completions", completions),
-    Rule("nproc-per-node", nproc),
+    Rule("nproc-per-node", nproc, fault="invalid-device"),
     Rule("world-size", world_size),
 )

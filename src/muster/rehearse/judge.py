@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from muster.explain.explanation import with_cause
 from muster.finding import Finding, Severity
 from muster.launch import ExitStatus
 from muster.manifests.documents import mapping
@@ -107,7 +108,7 @@ def _failed(play: Play, severity: Severity) -> Finding:
     if root is not None and root.exit_code is not None:
         cause = _CAUSES.get(root.exit_code, "not known: read the last lines")
         shown = [f"{root.name}: exit code {root.exit_code}", *root.last_lines()]
-    return Finding(
+    failed = Finding(
         severity=severity,
         what=f"the job does not complete{happens}: {why}",
         where=_where(play),
@@ -115,6 +116,7 @@ def _failed(play: Play, severity: Severity) -> Finding:
         cause=cause,
         remedy=_remedy(play),
     )
+    return failed if root is None else with_cause(failed, "\n".join(root.output))
 
 
 def _remedy(play: Play) -> str:
