@@ -694,7 +694,10 @@ def lint(_c: Context) -> None:
 @task(lint)
 def test(_c: Context) -> None:
     """Run every test, those on the real Engine included. Needs root or Docker; 40 minutes."""
-    _run_all(["pytest", "--durations=25", "tests/unit", "tests/image", "tests/rehearse"])
+    _run_all(
+        ["pytest", "--numprocesses=2", "--dist=loadfile", "--durations=10", "tests/unit"],
+        ["pytest", "--durations=25", "tests/image", "tests/rehearse"],
+    )
 
 
 @task(name="test-cluster")
@@ -706,7 +709,8 @@ def on_cluster(_c: Context) -> None:
 @task
 def bench(_c: Context) -> None:
     """Measure the speed goals side by side with plain docker. 40 minutes, 20 GB of disk."""
-    _run_all(*(["python", "-m", f"bench.{name}"] for name in ("image", "sizes", "kubernetes")))
+    names = ("image", "sizes", "kubernetes", "explain")
+    _run_all(*(["python", "-m", f"bench.{name}"] for name in names))
 
 
 def _run_all(*programs: list[str]) -> None:
@@ -716,7 +720,7 @@ def _run_all(*programs: list[str]) -> None:
     for program in programs:
         started = time.monotonic()
         done = subprocess.run([str(folder / program[0]), *program[1:]], cwd=ROOT, check=False)
-        Terminal().say(f"{program[0]}: {time.monotonic() - started:.1f} s, exit {done.returncode}")
+        Terminal().say(f"{' '.join(program)}: {time.monotonic() - started:.1f} s, exit {done.returncode}")
         if done.returncode:
             failed.append(program[0])
     if failed:
