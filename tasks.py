@@ -720,7 +720,9 @@ def _run_all(*programs: list[str]) -> None:
     for program in programs:
         started = time.monotonic()
         done = subprocess.run([str(folder / program[0]), *program[1:]], cwd=ROOT, check=False)
-        Terminal().say(f"{' '.join(program)}: {time.monotonic() - started:.1f} s, exit {done.returncode}")
+        Terminal().say(
+            f"{' '.join(program)}: {time.monotonic() - started:.1f} s, exit {done.returncode}"
+        )
         if done.returncode:
             failed.append(program[0])
     if failed:

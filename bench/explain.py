@@ -28,7 +28,7 @@ SMALL = (2, 16)
 GOAL_ONE_CORE = 100.0
 GOAL_TWO_CORES = 180.0
 GOAL_MEMORY_MB = 200.0
-# a quarter of the log: what grows with it would show
+# over half of the log: what grows with it would show as more
 FLAT = 1.1
 GOAL_SMALL_S = 0.5
 GOAL_DOCTOR_S = 3.0
@@ -85,7 +85,7 @@ def _held(pid: int) -> float:
     return total / 1e6
 
 
-def reading(large: Path, quarter: Path, many: Path) -> list[Row]:
+def reading(large: Path, half: Path, many: Path) -> list[Row]:
     size = large.stat().st_size / 1e6
     grep = size / best(lambda: quietly(["grep", "-c", "WARN", str(large)]))
     wc = size / best(lambda: quietly(["wc", "-l", str(large)]))
@@ -97,7 +97,7 @@ def reading(large: Path, quarter: Path, many: Path) -> list[Row]:
         return Row(cells, f"{goal:.0f} MB/s, {GOAL_MEMORY_MB:.0f} MB", held)
 
     two = measured(explain(str(large)))
-    small = measured(explain(str(quarter)))
+    small = measured(explain(str(half)))
     flat = two.memory_mb <= small.memory_mb * FLAT
     return [
         Row(("grep -c", f"{grep:.0f} MB/s", "1", "")),
@@ -105,7 +105,7 @@ def reading(large: Path, quarter: Path, many: Path) -> list[Row]:
         row("explain, one core", measured(explain(str(large)), "0"), GOAL_ONE_CORE),
         row("explain, two cores", two, GOAL_TWO_CORES),
         row(f"the same in {FILES} files", measured(explain(str(many))), GOAL_TWO_CORES),
-        Row(("a quarter of it", "", "", f"{small.memory_mb:.0f} MB"), "flat", flat),
+        Row(("half of it", "", "", f"{small.memory_mb:.0f} MB"), "flat", flat),
     ]
 
 
@@ -139,15 +139,15 @@ def split(large: Path, folder: Path) -> Path:
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as name:
         folder = Path(name)
-        large, quarter, small = (folder / each for each in ("large", "quarter", "small"))
+        large, half, small = (folder / each for each in ("large", "half", "small"))
         logs.write(large, MEGABYTES * 10**6, RANKS)
-        logs.write(quarter, MEGABYTES * 10**6 // 4, RANKS)
+        logs.write(half, MEGABYTES * 10**6 // 2, RANKS)
         logs.write(small, SMALL[0] * 10**6, SMALL[1])
         many = split(large, folder / "many")
         statuses = [
             told(
                 ("a log of 4,096 ranks", "rate", "of grep's", "memory"),
-                reading(large, quarter, many),
+                reading(large, half, many),
             ),
             told(("whole process", "best of 3"), whole(small)),
         ]

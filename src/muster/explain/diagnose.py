@@ -169,9 +169,12 @@ class _Index:
 
     def fits(self, message: str) -> list[tuple[Pattern, dict[str, str]]]:
         candidates = list(self._starts.get(message[:START], ()))
-        for word in self._known.intersection(message.split()):
-            candidates += self._words[word]
+        if self._known:
+            for word in self._known.intersection(message.split()):
+                candidates += self._words[word]
         candidates += self._always
+        if not candidates:
+            return []
         found = ((pattern, pattern.match(message)) for pattern in candidates)
         return [(pattern, fields) for pattern, fields in found if fields is not None]
 

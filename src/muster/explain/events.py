@@ -31,6 +31,9 @@ class Severity(StrEnum):
 class Field(StrEnum):
     """The names in Event.fields; each value is text as it stands in the log."""
 
+    # Enum's own is written in Python, and each line needs a dozen
+    __hash__ = str.__hash__
+
     # NCCL's header
     AT = "at"  # "misc/shmutils.cc:88": where in NCCL's source a WARN or "-> 3" comes from
     FUNCTION = "function"
@@ -83,6 +86,8 @@ class Field(StrEnum):
 
 class What(StrEnum):
     """Lines whose fields the reader has taken apart; every other line has What.TEXT."""
+
+    __hash__ = str.__hash__
 
     TEXT = "text"
     VERSION = "version"

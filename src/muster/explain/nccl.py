@@ -23,6 +23,11 @@ _HEADER = re.compile(
     r"(?:[\d.]{3,20} )?"
     r"(?:(?<![\w./+-])(?P<at>[\w./+-]{1,200}:\d{1,6}) (?:\((?P<function>[\w:~<>]{1,80})\) )?)?$"
 )
+# a whole line of information, as nearly all are: it needs no search
+_PLAIN = re.compile(
+    r"(?P<host>[\w.-]{1,255}):(?P<pid>\d{1,10}):\d{1,10} \[(?P<device>-?\d{1,5})\] NCCL INFO"
+    r" (?P<message>.*)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,16 @@ class Said:
 
 def said(text: str) -> Iterator[Said]:
     """What NCCL says in `text`; nothing where it does not speak there."""
+    plain = _PLAIN.match(text)
+    if plain is not None and "NCCL " not in plain["message"]:
+        pid, device = int(plain["pid"]), int(plain["device"])
+        yield Said(Severity.INFO, plain["message"].strip(), plain["host"], pid, device, {})
+    else:
+        yield from _several(text)
+
+
+def _several(text: str) -> Iterator[Said]:
+    """The same for text of any form, in which more than one may speak."""
     heads: list[_Head] = []
     begin = 0
     for level in _LEVELS.finditer(text):
