@@ -125,7 +125,7 @@ class Target:
 
     def __call__(self, data: bytes) -> None:
         self.file.write_bytes(data)
-        for sift in (enumerate, self.sieve.Sieve().sift):
+        for sift in (self.lines.every, self.sieve.Sieve().sift):
             study = self.explanation.Study()
             study.take(self.lines.read([self.file], sift=sift, notes=study.notes))
             self.check(study.explanation())

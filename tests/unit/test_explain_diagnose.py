@@ -63,7 +63,7 @@ def log(text: str, nccl: str) -> list[str]:
     return "\n".join([*noise(0, nccl), *made, *noise(100, nccl)]).split("\n")
 
 
-def read(texts: list[str], sift: Sift = enumerate) -> list[Event]:
+def read(texts: list[str], sift: Sift = lines.every) -> list[Event]:
     with NamedTemporaryFile(suffix=".log") as file:
         file.write("\n".join(texts).encode())
         file.flush()

@@ -46,9 +46,11 @@ def test_many_files_are_shared_among_processes(large: Path, tmp_path: Path) -> N
     text = large.read_bytes()
     third = text.index(b"\n", len(text) // 3) + 1
     names = [tmp_path / name for name in ("a.log", "b.log", "c.log.gz")]
-    names[0].write_bytes(text[:third])
-    names[1].write_bytes(text[third : 2 * third])
-    names[2].write_bytes(gzip.compress(text[2 * third :], 1))
+    names.insert(0, tmp_path / "empty.log")
+    names[0].touch()
+    names[1].write_bytes(text[:third])
+    names[2].write_bytes(text[third : 2 * third])
+    names[3].write_bytes(gzip.compress(text[2 * third :], 1))
     assert explain(names, processes=2).picture == explain(names, processes=1).picture
     assert ids(explain(names)) == ["shm-too-small"]
 

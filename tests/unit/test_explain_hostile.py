@@ -62,7 +62,7 @@ def ids(found: Explanation) -> list[str]:
     return [diagnosis.fault.id for diagnosis in found.diagnoses]
 
 
-def events(raw: bytes, sift: Sift = enumerate) -> list[Event]:
+def events(raw: bytes, sift: Sift = lines.every) -> list[Event]:
     with tempfile.NamedTemporaryFile() as file:
         file.write(raw)
         file.flush()
@@ -357,7 +357,7 @@ def test_a_log_in_parts_is_explained_as_the_whole(log: list[str]) -> None:
 @given(LOGS, st.integers(1, 5))
 def test_the_sieve_changes_nothing_in_a_log_of_anything(log: list[str], times: int) -> None:
     raw = encoded([line for time in range(times) for line in (*log, f"step {time} loss 3.1")])
-    whole, sifted = (study(events(raw, sift)).explanation() for sift in (enumerate, Sieve().sift))
+    whole, sifted = (study(events(raw, sift)).explanation() for sift in (lines.every, Sieve().sift))
     assert ids(sifted) == ids(whole)
     assert sifted.picture == whole.picture
 
@@ -385,7 +385,7 @@ def test_the_sieve_changes_nothing_in_a_log_that_says_all_of_it_again(case: list
     raw = encoded(text)
     sketches = [Sketch(), Sketch()]
     found = []
-    sifts: tuple[Sift, Sift] = (enumerate, Sieve().sift)
+    sifts: tuple[Sift, Sift] = (lines.every, Sieve().sift)
     for sketch, sift in zip(sketches, sifts, strict=True):
         said_in_it = events(raw, sift)
         for event in said_in_it:

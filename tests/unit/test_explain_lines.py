@@ -314,7 +314,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_only_what_the_sieve_leaves_becomes_a_line(log: Path) -> None:
     log.write_text("a\nb\na\n")
-    read = lines.read([log], sift=lambda raws: [(1, raws[1])])
+    read = lines.read([log], sift=lambda block: [(1, block.split(b"\n")[1])])
     assert list(read) == [Line(str(log), 2, "b")]
 
 

@@ -318,7 +318,7 @@ def written(path: Path, texts: Iterable[str]) -> Path:
     return path
 
 
-def explained(paths: Sequence[Path], sift: Sift = enumerate) -> tuple[Diagnosis, ...]:
+def explained(paths: Sequence[Path], sift: Sift = lines.every) -> tuple[Diagnosis, ...]:
     return diagnose(events(lines.read(paths, sift=sift)))
 
 
@@ -403,7 +403,7 @@ def test_there_are_healthy_logs_of_other_kinds() -> None:
 
 
 @pytest.mark.parametrize("log", HEALTHY, ids=lambda log: log.stem)
-@pytest.mark.parametrize("sift", [enumerate, None], ids=["whole", "sifted"])
+@pytest.mark.parametrize("sift", [lines.every, None], ids=["whole", "sifted"])
 def test_nothing_is_found_in_a_log_of_a_job_that_came_right(log: Path, sift: Sift | None) -> None:
     assert outline(explained([log], sift or Sieve().sift)) == []
 
@@ -460,7 +460,7 @@ def test_one_real_line_is_named_among_thousands_that_follow_from_it(tmp_path: Pa
         *job.warn(4095, "include/alloc.h:238", "Failed to CUDA calloc 10485760 bytes"),
     ]
     log = written(tmp_path / "job.log", (each.text for each in said))
-    for sift in (enumerate, Sieve().sift):
+    for sift in (lines.every, Sieve().sift):
         (diagnosis,) = explained([log], sift)
         assert (diagnosis.fault.id, diagnosis.count) == ("nccl-oom", 1)
         assert diagnosis.followed_by == (("peer-gone", 4095),)
@@ -496,7 +496,7 @@ def test_an_error_counts_as_survived_only_where_another_explains_the_end(
     said = [*job.up_to("trained"), Said(0, OUT_OF_MEMORY), *job.trained(10, 300)]
     said += job.warn(1, at, text)
     log = written(tmp_path / "job.log", (each.text for each in said))
-    for sift in (enumerate, Sieve().sift):
+    for sift in (lines.every, Sieve().sift):
         assert [each.fault.id for each in explained([log], sift)] == names
 
 
@@ -515,7 +515,7 @@ def test_the_exception_that_ended_a_job_is_named_not_one_that_it_survived(tmp_pa
         ),
     ]
     log = written(tmp_path / "job.log", (each.text for each in said))
-    for sift in (enumerate, Sieve().sift):
+    for sift in (lines.every, Sieve().sift):
         (diagnosis,) = explained([log], sift)
         assert diagnosis.title == "the program itself failed first: KeyError: 'labels'"
 

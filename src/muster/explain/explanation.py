@@ -28,8 +28,10 @@ from muster.finding import Finding
 _MOST_PROCESSES = 2
 # bytes that are read in less time than it takes to start a second process and to join the two
 _SMALL = 2**25
-# stretches for each process: where jobs start there is more to read than where they train
-_FINE = 8
+# bytes of a stretch at most: what a process holds depends on it, and not on the size of the log
+_SHARE = 2**26
+# stretches for each process at least: where jobs start there is more to read than where they train
+_FINE = 4
 # what NCCL's text comes to, unpacked
 _PACKED = 12
 _NO_NCCL = (
@@ -112,8 +114,10 @@ def explain(paths: Sequence[Path], *, processes: int | None = None) -> Explanati
     """
     processes = processes or min(_MOST_PROCESSES, _cores())
     every = [Part(path) for path in paths]
-    small = processes == 1 or sum(map(_size, every)) < _SMALL
-    study = _study(every) if small else _shared(paths, processes)
+    size = sum(map(_size, every))
+    small = processes == 1 or size < _SMALL
+    share = min(_SHARE, size // (processes * _FINE))
+    study = _study(every) if small else _shared(paths, processes, share)
     if len(study.unread) == len(paths):
         raise LogUnreadable(*next(iter(study.unread.items())))
     return study.explanation()
@@ -125,12 +129,12 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _shared(paths: Sequence[Path], processes: int) -> Study:
+def _shared(paths: Sequence[Path], processes: int, share: int) -> Study:
     # forked: each has the modules and the catalogue already
     forked = multiprocessing.get_context("fork")
     joined = Study()
     with forked.Pool(processes, initializer=_obey) as pool:
-        for study in pool.imap(_study, _stretches(paths, processes * _FINE, pool.map)):
+        for study in pool.imap(_study, _stretches(paths, share, pool.map)):
             joined.join(study)
     return joined
 
@@ -159,18 +163,19 @@ def with_cause(finding: Finding, output: str) -> Finding:
     )
 
 
-def _stretches(paths: Sequence[Path], count: int, each: ForEach) -> list[tuple[Part, ...]]:
-    """The parts of `paths` in their order, cut into `count` runs of about a size."""
-    every = [part for path in paths for part in parts(path, count, each=each)]
-    sizes = [_size(part) for part in every]
-    total = sum(sizes)
-    runs: list[list[Part]] = [[] for _ in range(count)]
-    before = 0
-    for part, size in zip(every, sizes, strict=True):
-        # a part belongs where its middle lies
-        runs[(before + size // 2) * count // total].append(part)
-        before += size
-    return [tuple(run) for run in runs if run]
+def _stretches(paths: Sequence[Path], share: int, each: ForEach) -> list[list[Part]]:
+    """The parts of `paths` in their order, in runs of about `share` bytes."""
+    runs: list[list[Part]] = []
+    room = 0
+    for path in paths:
+        for part in parts(path, max(1, _size(Part(path)) // share), each=each):
+            size = _size(part)
+            if not runs or room < size // 2:
+                runs.append([])
+                room = share
+            runs[-1].append(part)
+            room -= size
+    return runs
 
 
 def _size(part: Part) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster.errors import LogUnreadable
-from muster.explain.lines import STDIN, Line, Sift, grows, made, read, shown, split
+from muster.explain.lines import STDIN, Line, Sift, every, grows, lines_in, made, read, shown, split
 
 _BLOCK = 2**20
 
@@ -43,11 +43,11 @@ class _Growing:
             file.seek(self.read)
             while block := file.read1(_BLOCK):
                 self.read += len(block)
-                raws, self.begun = split(self.begun, block)
-                if raws:
-                    for place, raw in sift(raws):
+                whole, self.begun = split(self.begun, block)
+                if whole is not None:
+                    for place, raw in sift(whole):
                         yield from made(shown(self.path), self.number + 1 + place, raw)
-                    self.number += len(raws)
+                    self.number += lines_in(whole)
 
     def rest(self) -> Iterator[Line]:
         """The line whose end never came."""
@@ -72,18 +72,18 @@ class _Piped:
                 self.ended = True
                 yield from made(shown(STDIN), self.number + 1, self.begun)
                 return
-            raws, self.begun = split(self.begun, block)
-            if raws:
-                for place, raw in sift(raws):
+            whole, self.begun = split(self.begun, block)
+            if whole is not None:
+                for place, raw in sift(whole):
                     yield from made(shown(STDIN), self.number + 1 + place, raw)
-                self.number += len(raws)
+                self.number += lines_in(whole)
 
 
 def follow(
     paths: Sequence[Path],
     wait: Callable[[], bool],
     *,
-    sift: Sift = enumerate,
+    sift: Sift = every,
     notes: list[str] | None = None,
 ) -> Iterator[Line]:
     """The Lines of `paths`, and those that are written to them as long as `wait` says to go on.

@@ -45,7 +45,12 @@ class Line:
 
 
 # what of some lines is worth reading, each with its place among them; sieve.py has one
-Sift = Callable[[list[bytes]], Iterable[tuple[int, bytes]]]
+Sift = Callable[[bytes], Iterable[tuple[int, bytes]]]
+
+
+def every(block: bytes) -> Iterable[tuple[int, bytes]]:
+    """The Sift that leaves all of a block's lines."""
+    return enumerate(block.split(b"\n"))
 
 
 def files(words: Sequence[str]) -> tuple[Path, ...]:
@@ -201,7 +206,7 @@ def _first_of(file: BufferedReader) -> bytes:
 
 
 def read(
-    sources: Iterable[Path | Part], *, sift: Sift = enumerate, notes: list[str] | None = None
+    sources: Iterable[Path | Part], *, sift: Sift = every, notes: list[str] | None = None
 ) -> Iterator[Line]:
     """The Lines of `sources`, one after the other, that `sift` leaves.
 
@@ -216,11 +221,11 @@ def read(
                 first = part.first
                 if part.begin:
                     file.seek(part.begin)
-                for raws in _blocks(_bytes(file, part, name, said)):
-                    for place, raw in sift(raws):
+                for block in _blocks(_bytes(file, part, name, said)):
+                    for place, raw in sift(block):
                         if raw:
                             yield from made(name, first + place, raw)
-                    first += len(raws)
+                    first += lines_in(block)
         except OSError as error:
             raise LogUnreadable(name, error.strerror or str(error)) from None
 
@@ -260,23 +265,29 @@ def _lines_in(part: Part) -> int:
         return 0
 
 
-def _blocks(read: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """The lines in what was read, some thousand at a time."""
+def _blocks(read: Iterable[bytes]) -> Iterator[bytes]:
+    """Whole lines, some thousand in a block, without the end of the last."""
     begun = b""
     for block in read:
-        raws, begun = split(begun, block)
-        if raws:
-            yield raws
+        whole, begun = split(begun, block)
+        if whole is not None:
+            yield whole
     if begun:
-        yield [begun]
+        yield begun
 
 
-def split(begun: bytes, block: bytes) -> tuple[list[bytes], bytes]:
+def split(begun: bytes, block: bytes) -> tuple[bytes | None, bytes]:
     """The lines that end in `block`, of which the first was begun before, and the begun last."""
     # a log that was emptied under its writer has a hole; UTF-16 without its mark has every second
-    raws = (block.translate(None, b"\0") if b"\0" in block else block).split(b"\n")
-    raws[0] = begun + raws[0]
-    return raws, shortened(raws.pop())
+    text = block.translate(None, b"\0") if b"\0" in block else block
+    head, end, tail = text.rpartition(b"\n")
+    if not end:
+        return None, shortened(begun + tail)
+    return begun + head, shortened(tail)
+
+
+def lines_in(block: bytes) -> int:
+    return block.count(b"\n") + 1
 
 
 def shortened(raw: bytes) -> bytes:

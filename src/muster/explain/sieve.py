@@ -81,26 +81,30 @@ class Sieve:
         self._left_out: set[bytes] = {b""}
         self._left_out_now: set[bytes] = {b""}
 
-    def sift(self, raws: list[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Those of `raws` (one at least), with their places, that say what no line said before.
+    def sift(self, block: bytes) -> Iterator[tuple[int, bytes]]:
+        """Those lines of `block`, with their places, that say what no line said before.
 
         The last is always among them, since it tells how far the log goes. What the speed on a
         large log hangs on: most runs of lines have nothing that counts, and no line is looked at.
         """
-        shapes = b"\n".join(raws).translate(None, _DIGITS).split(b"\n")
+        shapes = block.translate(None, _DIGITS).split(b"\n")
+        raws: list[bytes] = []
         left = -1
-        for begin in range(0, len(raws), _RUN):
+        for begin in range(0, len(shapes), _RUN):
             run = shapes[begin : begin + _RUN]
             if self._left_out.issuperset(run) or (
                 self._goes_on and self._left_out_now.issuperset(run)
             ):
                 continue
+            raws = raws or block.split(b"\n")
             for place in self._counting(begin, raws[begin : begin + _RUN], run):
                 yield place, raws[place]
                 left = place
-        unread = range(len(raws) - 1, left, -1)
-        if (last := next((at for at in unread if raws[at].strip()), None)) is not None:
-            yield last, raws[last]
+        end = len(block.rstrip())
+        begin = block.rfind(b"\n", 0, end) + 1
+        last = block.count(b"\n", 0, begin)
+        if end and last > left:
+            yield last, block[begin:].partition(b"\n")[0]
 
     def _counting(self, begin: int, raws: list[bytes], shapes: list[bytes]) -> Iterator[int]:
         """The places, from `begin` on, of those of `raws` that say something new."""
