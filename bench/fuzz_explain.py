@@ -2,7 +2,7 @@
 
 First each pattern on text that is made to slow it, then atheris, which changes the corpus of the
 tests so that it reaches more and more of the code. What it fails on is left in the current folder.
-atheris has to be installed: https://pypi.org/project/atheris
+Google's package atheris has to be installed for it.
 """
 
 import importlib
