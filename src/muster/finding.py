@@ -45,6 +45,30 @@ class Finding:
         return cls(severity=Severity(fields["severity"]), **texts)
 
 
+def error(where: str, what: str, *, evidence: str, cause: str, remedy: str) -> Finding:
+    """What will fail, hang, or stop training."""
+    return Finding(
+        severity=Severity.ERROR,
+        what=what,
+        where=where,
+        evidence=evidence,
+        cause=cause,
+        remedy=remedy,
+    )
+
+
+def warning(where: str, what: str, *, evidence: str, cause: str, remedy: str) -> Finding:
+    """What is risky, slows training down, or comes as a surprise later."""
+    return Finding(
+        severity=Severity.WARNING,
+        what=what,
+        where=where,
+        evidence=evidence,
+        cause=cause,
+        remedy=remedy,
+    )
+
+
 def verdict(findings: Iterable[Finding]) -> Verdict:
     """READY unless one of the Findings is an error."""
     wrong = any(finding.severity is Severity.ERROR for finding in findings)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from muster.doctor.facts import Facts
-from muster.finding import Finding, Outcome, Severity
+from muster.finding import Finding, Outcome, Verdict, verdict
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,7 @@ class Seen:
     def outcome(self) -> Outcome:
         if not self.applies:
             return Outcome.NOT_APPLICABLE
-        wrong = any(each.severity is Severity.ERROR for each in self.findings)
-        return Outcome.FAILED if wrong else Outcome.PASSED
+        return Outcome.PASSED if verdict(self.findings) is Verdict.READY else Outcome.FAILED
 
 
 Check = Callable[[Facts], Seen]
@@ -33,30 +32,6 @@ def seen(measure: str, findings: Iterable[Finding] = ()) -> Seen:
 def not_here(reason: str) -> Seen:
     """The check does not apply, or what it needs is not known."""
     return Seen(reason, applies=False)
-
-
-def stops(*, what: str, where: str, evidence: str, cause: str, remedy: str) -> Finding:
-    """The Finding of something that stops training."""
-    return Finding(
-        severity=Severity.ERROR,
-        what=what,
-        where=where,
-        evidence=evidence,
-        cause=cause,
-        remedy=remedy,
-    )
-
-
-def slows(*, what: str, where: str, evidence: str, cause: str, remedy: str) -> Finding:
-    """The Finding of something that slows training down, or comes as a surprise later."""
-    return Finding(
-        severity=Severity.WARNING,
-        what=what,
-        where=where,
-        evidence=evidence,
-        cause=cause,
-        remedy=remedy,
-    )
 
 
 def listed(words: Iterable[str], most: int = 6) -> str:

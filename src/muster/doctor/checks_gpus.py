@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from muster import size
-from muster.doctor.check import Seen, counted, gpu_count, listed, not_here, seen, slows, stops
+from muster.doctor.check import Seen, counted, gpu_count, listed, not_here, seen
 from muster.doctor.facts import FabricState, Facts, Gpu
-from muster.finding import Finding
+from muster.finding import Finding, error, warning
 
 # https://docs.nvidia.com/deploy/cuda-compatibility/: the oldest driver branch for a CUDA major
 # version, as docker/pins.toml has it for the variants cu12 and cu13
@@ -41,7 +41,7 @@ def _without_driver(facts: Facts) -> Seen:
     if not facts.gpus.on_pci:
         return not_here(NO_GPU)
     inside = facts.machine.container is not None
-    finding = slows(
+    finding = warning(
         what=f"{counted(facts.gpus.on_pci, 'GPU')} on the bus, and no driver for them",
         where="NVIDIA driver",
         evidence="there is no /dev/nvidia0",
@@ -55,10 +55,10 @@ def _without_driver(facts: Facts) -> Seen:
     return seen("none loaded", [finding])
 
 
-def _no_answer(facts: Facts, error: str) -> Finding:
-    mismatch = "mismatch" in error.lower()
-    return stops(
-        what=f"NVML does not answer: {error}",
+def _no_answer(facts: Facts, why: str) -> Finding:
+    mismatch = "mismatch" in why.lower()
+    return error(
+        what=f"NVML does not answer: {why}",
         where="NVIDIA driver",
         evidence=f"the loaded module is {facts.gpus.driver.version}",
         cause="the driver's libraries were updated, and the old kernel module is still loaded"
@@ -76,7 +76,7 @@ def _too_old(facts: Facts, branch: int) -> Iterator[Finding]:
     if branch >= needed:
         return
     subject = f"this image's CUDA {cuda}" if cuda else "any CUDA variant of the image"
-    yield stops(
+    yield error(
         what=f"driver {facts.gpus.driver.version} is too old for {subject}",
         where="NVIDIA driver",
         evidence=f"branch {branch}, and {needed} is the oldest that will do",
@@ -109,7 +109,7 @@ def _no_gpus(facts: Facts) -> Seen:
 
 
 def _mixed(names: Counter[str]) -> Finding:
-    return slows(
+    return warning(
         what=f"{len(names)} kinds of GPU in one node",
         where="GPUs",
         evidence=", ".join(f"{count} x {name}" for name, count in names.items()),
@@ -125,7 +125,7 @@ def _missing(facts: Facts) -> Iterator[Finding]:
     if not lost and (facts.gpus.on_pci <= shown or facts.machine.container is not None):
         return
     # the driver had taken those with a device file; an old card beside them it may not know
-    make, there = (stops, facts.gpus.device_files) if lost else (slows, facts.gpus.on_pci)
+    make, there = (error, facts.gpus.device_files) if lost else (warning, facts.gpus.on_pci)
     yield make(
         what=f"{counted(there, 'GPU')} {'taken by' if lost else 'on the bus, not all known to'} the"
         f" driver, and it shows {shown}",
@@ -140,7 +140,7 @@ def _missing(facts: Facts) -> Iterator[Finding]:
 def _broken(gpu: Gpu) -> Iterator[Finding]:
     where = f"GPU {gpu.index} ({gpu.bus_id})"
     if gpu.repair_failed:
-        yield stops(
+        yield error(
             what="bad memory could not be replaced",
             where=where,
             evidence="NVML: a remapping of rows has failed",
@@ -148,7 +148,7 @@ def _broken(gpu: Gpu) -> Iterator[Finding]:
             remedy="take the GPU out of service: it has to be changed",
         )
     if gpu.uncorrected:
-        yield slows(
+        yield warning(
             what=f"{counted(gpu.uncorrected, 'uncorrected memory error')} since the driver started",
             where=where,
             evidence=f"NVML: {gpu.uncorrected} uncorrected ECC errors (volatile)",
@@ -156,7 +156,7 @@ def _broken(gpu: Gpu) -> Iterator[Finding]:
             remedy=f"drain the node, then nvidia-smi --gpu-reset -i {gpu.index}, or reboot",
         )
     elif gpu.repair_pending:
-        yield slows(
+        yield warning(
             what="bad memory waits to be replaced by a spare",
             where=where,
             evidence="NVML: a remapping of rows, or a page retirement, is pending",
@@ -164,7 +164,7 @@ def _broken(gpu: Gpu) -> Iterator[Finding]:
             remedy=f"when it is idle: nvidia-smi --gpu-reset -i {gpu.index}, or reboot",
         )
     if gpu.slowed_by:
-        yield slows(
+        yield warning(
             what=f"its clocks are held down: {', '.join(gpu.slowed_by)}",
             where=where,
             evidence="NVML: current clocks event reasons",
@@ -180,7 +180,7 @@ def mig(facts: Facts) -> Seen:
         return _no_gpus(facts)
     if not cut:
         return seen("off")
-    finding = slows(
+    finding = warning(
         what=f"MIG is on for {counted(len(cut), 'GPU')}",
         where=listed(f"GPU {gpu.index}" for gpu in cut),
         evidence=listed(name for gpu in cut for name in gpu.mig_devices) or "no instance exists",
@@ -199,7 +199,7 @@ def persistence(facts: Facts) -> Seen:
     off = [gpu for gpu in known if not gpu.persistence]
     if not off:
         return seen("on")
-    finding = slows(
+    finding = warning(
         what=f"persistence mode is off for {counted(len(off), 'GPU')}",
         where=listed(f"GPU {gpu.index}" for gpu in off),
         evidence="NVML: persistence mode disabled",
@@ -221,7 +221,7 @@ def xid(facts: Facts) -> Seen:
     if not bad:
         return seen(counted(len(numbered), "report") + ", none of broken hardware")
     fallen = [line for number, line in bad if number == FALLEN_OFF]
-    make = stops if fallen else slows
+    make = error if fallen else warning
     finding = make(
         what=f"the driver reported Xid {listed(dict.fromkeys(str(number) for number, _ in bad))}",
         where="kernel log",
@@ -262,7 +262,7 @@ def _no_p2p(facts: Facts) -> Iterator[Finding]:
         return
     # switches join every pair; a bridge may join two cards of four
     linked = [each for each in without if facts.gpus.switches or each.path == "NVLINK"]
-    make = stops if linked else slows
+    make = error if linked else warning
     worst = linked or without
     yield make(
         what=f"{counted(len(worst), 'pair')} of GPUs without P2P",
@@ -286,7 +286,7 @@ def _links_missing(facts: Facts) -> Iterator[Finding]:
     fewer = [gpu for gpu in joined if (gpu.links_up or 0) < most]
     if not fewer or len({gpu.name for gpu in joined}) > 1:
         return
-    yield slows(
+    yield warning(
         what=f"{counted(len(fewer), 'GPU')} with fewer NVLinks than the others",
         where=listed(f"GPU {gpu.index}" for gpu in fewer),
         evidence=listed(f"GPU {gpu.index}: {gpu.links_up} up" for gpu in linked),
@@ -305,7 +305,7 @@ def fabric_manager(facts: Facts) -> Seen:
     if not waiting and not failed:
         return seen(f"completed on {counted(len(states), 'GPU')}")
     gpu = (waiting or failed)[0]
-    finding = stops(
+    finding = error(
         what=f"the NVLink fabric of {counted(len(waiting or failed), 'GPU')} is not set up",
         where=listed(f"GPU {each.index}" for each in waiting or failed),
         evidence=f"NVML: fabric state {gpu.fabric}, {gpu.fabric_status or 'no status'}",
@@ -328,7 +328,7 @@ def _by_process(facts: Facts) -> Seen:
         return not_here("the GPUs do not tell, and the host's processes are not to be seen")
     if facts.gpus.fabric_manager:
         return seen("runs")
-    finding = stops(
+    finding = error(
         what="the fabric manager does not run",
         where="NVSwitch",
         evidence=f"{counted(facts.gpus.switches, 'NVSwitch')}, and no process nv-fabricmanager",
@@ -350,7 +350,7 @@ def acs(facts: Facts) -> Seen:
     measure = f"{len(redirecting)} of {counted(len(known), 'bridge')} redirect"
     if not redirecting:
         return seen(measure)
-    finding = slows(
+    finding = warning(
         what=f"ACS is on for {counted(len(redirecting), 'PCI bridge')}",
         where=listed(bridge.bus_id for bridge in redirecting),
         evidence=listed(f"{bridge.bus_id}: {bridge.acs:#06x}" for bridge in redirecting),
@@ -370,7 +370,7 @@ def iommu(facts: Facts) -> Seen:
     translated = [bus_id for bus_id, kind in kinds.items() if kind != "identity"]
     if not translated:
         return seen("passes through" if kinds else "off")
-    finding = slows(
+    finding = warning(
         what=f"the IOMMU translates for {counted(len(translated), 'GPU')}",
         where=listed(translated),
         evidence=listed(f"{bus_id}: {kinds[bus_id]}" for bus_id in translated),
@@ -399,7 +399,7 @@ def container_toolkit(facts: Facts) -> Seen:
     ways = ["Docker's --gpus"] * kit.hook + ["the runtime nvidia"] * kit.runtime + list(kit.cdi)
     if ways:
         return seen(", ".join(ways))
-    finding = stops(
+    finding = error(
         what="Docker cannot give GPUs to a container",
         where="container toolkit",
         evidence="no nvidia-container-runtime-hook on PATH, no runtime nvidia in"
@@ -419,7 +419,7 @@ def gpu_processes(facts: Facts) -> Seen:
     if not busy:
         return seen("none")
     pids = dict.fromkeys(each.pid for _, each in busy)
-    finding = slows(
+    finding = warning(
         what=f"{counted(len(pids), 'process', 'processes')} already on the GPUs",
         where=listed(dict.fromkeys(f"GPU {gpu.index}" for gpu, _ in busy)),
         evidence=listed(

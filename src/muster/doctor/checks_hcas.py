@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from muster.doctor import matching
-from muster.doctor.check import Seen, counted, listed, not_here, seen, slows, stops
+from muster.doctor.check import Seen, counted, listed, not_here, seen
 from muster.doctor.facts import Facts, Hca, Port
-from muster.finding import Finding
+from muster.finding import Finding, error, warning
 
 HCA = "NCCL_IB_HCA"
 GID_INDEX = "NCCL_IB_GID_INDEX"
@@ -53,7 +53,7 @@ _Ports = Sequence[tuple[Hca, Port]]
 def _not_active(ports: _Ports, active: _Ports) -> Iterator[Finding]:
     waiting = [each for each in ports if each[1].state in ("INIT", "ARMED")]
     if waiting:
-        yield slows(
+        yield warning(
             what=f"{counted(len(waiting), 'port')} linked, and not active",
             where=listed(_name(*each) for each in waiting),
             evidence=listed(f"{_name(*each)} {each[1].state}" for each in waiting),
@@ -62,7 +62,7 @@ def _not_active(ports: _Ports, active: _Ports) -> Iterator[Finding]:
         )
     down = [each for each in ports if each not in active and each not in waiting]
     if down and not active:
-        yield slows(
+        yield warning(
             what=f"no port of {counted(len(ports), 'HCA port')} is active",
             where=listed(_name(*each) for each in down),
             evidence=listed(f"{_name(*each)} {_states(each[1])}" for each in down),
@@ -83,7 +83,7 @@ def _slower(active: _Ports) -> Iterator[Finding]:
     slow = [each for each, rate in rates.items() if rate < most]
     if slow:
         name = slow[0].partition(":")[0]
-        yield slows(
+        yield warning(
             what=f"{counted(len(slow), 'port')} slower than the others",
             where=listed(slow),
             evidence=listed(f"{each}: {rate:g} Gb/s" for each, rate in rates.items()),
@@ -110,7 +110,7 @@ def verbs_files(facts: Facts) -> Seen:
     shut = [hca for hca in there if hca.accessible is False]
     if not shut:
         return seen(measure)
-    finding = slows(
+    finding = warning(
         what=f"{counted(len(shut), 'HCA')} cannot be opened by this user",
         where=listed(hca.name for hca in shut),
         evidence=listed(f"/dev/infiniband/{hca.uverbs}" for hca in shut)
@@ -123,7 +123,7 @@ def verbs_files(facts: Facts) -> Seen:
 
 def _no_file(facts: Facts) -> Finding:
     inside = facts.machine.container is not None
-    return slows(
+    return warning(
         what="HCAs, and no file for them in /dev/infiniband",
         where="/dev/infiniband",
         evidence=f"in /sys/class/infiniband: {listed(hca.name for hca in facts.network.hcas)}",
@@ -158,7 +158,7 @@ def nccl_hca(facts: Facts) -> Seen:
 def _without_hcas(value: str | None) -> Seen:
     if not value:
         return not_here(NO_HCA)
-    finding = slows(
+    finding = warning(
         what=f"{HCA}={value} is set, and there is no HCA",
         where=HCA,
         evidence="/sys/class/infiniband is empty or not there",
@@ -176,7 +176,7 @@ def _selects_nothing(facts: Facts, value: str) -> Finding:
         for port in hca.ports
         if matching.is_usable(hca, port)
     ]
-    return stops(
+    return error(
         what=f"{HCA}={value} selects no HCA",
         where=HCA,
         evidence=f"active here: {listed(usable)}",
@@ -192,7 +192,7 @@ def _mixed(chosen: _Ports) -> Iterator[Finding]:
         return
     rare = min(layers, key=lambda layer: layers[layer])
     others = list(dict.fromkeys(hca.name for hca, port in chosen if port.link_layer == rare))
-    yield slows(
+    yield warning(
         what="NCCL would use InfiniBand and RoCE side by side",
         where=HCA,
         evidence=listed(f"{_name(hca, port)} {port.link_layer}" for hca, port in chosen),
@@ -229,7 +229,7 @@ def _chosen_gids(facts: Facts, roce: _Ports) -> Seen:
     if not bad:
         return seen(measure)
     gid = picked[bad[0]]
-    finding = slows(
+    finding = warning(
         what=f"{counted(len(bad), 'RoCE port')} without a routable RoCE v2 address",
         where=listed(bad),
         evidence=f"{bad[0]}: " + (f"index {gid.index} {gid.gid} {gid.type}" if gid else "no GID"),
@@ -251,7 +251,7 @@ def _given_gids(index: str, roce: _Ports) -> Seen:
     if not bad:
         return seen(measure)
     gid = at[bad[0]]
-    finding = stops(
+    finding = error(
         what=f"{measure} is no address that others reach, on {counted(len(bad), 'port')}",
         where=listed(bad),
         evidence=f"{bad[0]} index {index}: {gid.gid if gid else 'empty'}",
@@ -274,7 +274,7 @@ def roce_mtu(facts: Facts) -> Seen:
     # EFA has its own packets
     if not small or any(hca.driver == "efa" for hca, _ in roce):
         return seen(measure)
-    finding = slows(
+    finding = warning(
         what=f"the MTU under {counted(len(small), 'RoCE port')} is small",
         where=listed(str(name) for name in small),
         evidence=measure,
@@ -299,7 +299,7 @@ def gpudirect(facts: Facts) -> Seen:
         return seen("nvidia_peermem")
     if facts.gpus.driver.open_module and _kernel(facts) >= DMABUF_KERNEL:
         return seen("dma-buf")
-    finding = slows(
+    finding = warning(
         what="no way for GPUDirect RDMA",
         where="GPUDirect",
         evidence=f"nvidia_peermem is not loaded; kernel {facts.machine.kernel},"
@@ -327,7 +327,7 @@ def affinity(facts: Facts) -> Seen:
     measure = f"GPUs on {_nodes({gpu.numa_node for gpu in known})}, HCAs on {_nodes(hca_nodes)}"
     if not far:
         return seen(measure)
-    finding = slows(
+    finding = warning(
         what=f"{counted(len(far), 'GPU')} far from every HCA that NCCL uses",
         where=listed(f"GPU {gpu.index}" for gpu in far),
         evidence=measure,

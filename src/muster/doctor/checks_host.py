@@ -3,18 +3,9 @@
 from collections.abc import Iterator
 
 from muster import size
-from muster.doctor.check import (
-    Seen,
-    counted,
-    gpu_count,
-    may_join_others,
-    not_here,
-    seen,
-    slows,
-    stops,
-)
+from muster.doctor.check import Seen, counted, gpu_count, may_join_others, not_here, seen
 from muster.doctor.facts import Facts
-from muster.finding import Finding
+from muster.finding import Finding, error, warning
 
 # Docker's own size, which NCCL outgrows with a few GPUs and DataLoader workers with one batch:
 # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html#shared-memory
@@ -52,7 +43,7 @@ def shm(facts: Facts) -> Seen:
 
 
 def _no_shm(facts: Facts) -> Finding:
-    return stops(
+    return error(
         what="there is no /dev/shm to be used",
         where="/dev/shm",
         evidence=facts.why("shm"),
@@ -62,7 +53,7 @@ def _no_shm(facts: Facts) -> Finding:
 
 
 def _shm_not_writable(facts: Facts) -> Finding:
-    return stops(
+    return error(
         what="/dev/shm cannot be written to",
         where="/dev/shm",
         evidence=f"user id {facts.machine.uid} may not write there",
@@ -73,7 +64,7 @@ def _shm_not_writable(facts: Facts) -> Finding:
 
 def _shm_small(facts: Facts, total: int) -> Finding:
     # one rank and no worker need none of it
-    make = stops if total <= TOO_SMALL_SHM and ranks(facts) > 1 else slows
+    make = error if total <= TOO_SMALL_SHM and ranks(facts) > 1 else warning
     return make(
         what=f"/dev/shm has {size.binary(total)}",
         where="/dev/shm",
@@ -86,7 +77,7 @@ def _shm_small(facts: Facts, total: int) -> Finding:
 
 
 def _shm_full(total: int, free: int) -> Finding:
-    return slows(
+    return warning(
         what=f"/dev/shm has {size.binary(free)} left of {size.binary(total)}",
         where="/dev/shm",
         evidence=f"statvfs: {free} bytes free",
@@ -107,7 +98,7 @@ def locked_memory(facts: Facts) -> Seen:
     if not facts.network.hcas:
         return seen(f"{measure}; no HCA here needs it")
     inert = facts.machine.may_lock is False and facts.machine.uid != 0
-    finding = stops(
+    finding = error(
         what=f"mlock of {size.binary(locked.size)} fails",
         where="locked memory",
         evidence=f"mlock: {locked.why}; limit {said}, user id {facts.machine.uid}",
@@ -130,7 +121,7 @@ def hugepages(facts: Facts) -> Seen:
         return seen("none set aside")
     if unused * 4 < memory.total:
         return seen(measure)
-    finding = slows(
+    finding = warning(
         what=f"{size.binary(unused)} of memory are set aside as huge pages, and unused",
         where="huge pages",
         evidence=f"{memory.hugepages_free} of {memory.hugepages} pages are free",
@@ -150,7 +141,7 @@ def numa(facts: Facts) -> Seen:
         return seen(f"{measure}, balancing not known")
     if not machine.numa_balancing or not gpu_count(facts):
         return seen(f"{measure}, balancing {'on' if machine.numa_balancing else 'off'}")
-    finding = slows(
+    finding = warning(
         what="automatic NUMA balancing is on",
         where="NUMA",
         evidence="/proc/sys/kernel/numa_balancing is not 0",
@@ -170,7 +161,7 @@ def open_files(facts: Facts) -> Seen:
     # a machine without a GPU has few ranks, and torch keeps within 1024 there
     if soft is None or soft >= (FEW_FILES if gpu_count(facts) else 1024):
         return seen(measure)
-    finding = slows(
+    finding = warning(
         what=f"a process may have {soft} files open",
         where="open files",
         evidence=f"RLIMIT_NOFILE: {measure}",
@@ -189,7 +180,7 @@ def processes(facts: Facts) -> Seen:
     needed = FEW_PROCESSES * ranks(facts)
     if not limits or min(limits) >= needed:
         return seen(measure)
-    finding = slows(
+    finding = warning(
         what=f"{min(limits)} processes and threads at most, for {counted(ranks(facts), 'rank')}",
         where="processes",
         evidence=f"limits: {measure}",
@@ -220,7 +211,7 @@ def _shm_in_group(facts: Facts) -> Iterator[Finding]:
     if limit is None or shm_total is None or facts.machine.container is None:
         return
     if shm_total >= limit:
-        yield slows(
+        yield warning(
             what=f"/dev/shm may grow to {size.binary(shm_total)}, and memory ends at"
             f" {size.binary(limit)}",
             where="control group",
@@ -234,7 +225,7 @@ def _shm_in_group(facts: Facts) -> Iterator[Finding]:
 def _few_cpus(facts: Facts, cpus: int) -> Iterator[Finding]:
     count = gpu_count(facts)
     if cpus < count:
-        yield slows(
+        yield warning(
             what=f"{counted(cpus, 'CPU')} for {counted(count, 'GPU')}",
             where="control group",
             evidence=f"quota {facts.limits.cgroup_cpus or 'none'}, affinity"
@@ -257,7 +248,7 @@ def clock(facts: Facts) -> Seen:
         return not_here(f"not known: {facts.why('clock')}")
     if facts.clock.synchronised or not may_join_others(facts):
         return seen("synchronised" if facts.clock.synchronised else "not synchronised")
-    finding = slows(
+    finding = warning(
         what="nothing keeps the clock right",
         where="clock",
         evidence=f"adjtimex: not synchronised, off by up to {facts.clock.error_s:g} s",

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator
 
 from muster import size, switches
 from muster.doctor import matching
-from muster.doctor.check import Seen, counted, gpu_count, listed, not_here, seen, slows, stops
+from muster.doctor.check import Seen, counted, gpu_count, listed, not_here, seen
 from muster.doctor.facts import Facts, Listener
 from muster.doctor.remains import DEFAULT_PORTS
-from muster.finding import Finding
+from muster.finding import Finding, error, warning
 
 # a rank that has just begun holds its files soon
 FRESH_S = 60.0
@@ -31,7 +31,7 @@ def master_addr(facts: Facts) -> Seen:
 
 
 def _unresolved(host: str, why: str) -> Finding:
-    return stops(
+    return error(
         what=f"MASTER_ADDR {host} does not resolve",
         where="MASTER_ADDR",
         evidence=why,
@@ -43,7 +43,7 @@ def _unresolved(host: str, why: str) -> Finding:
 
 
 def _inward(facts: Facts, host: str, measure: str) -> Finding:
-    return stops(
+    return error(
         what=f"MASTER_ADDR {host} is the loopback, and the job has {facts.job.nnodes} nodes",
         where="MASTER_ADDR",
         evidence=measure,
@@ -57,7 +57,7 @@ def _not_ours(facts: Facts, host: str, measure: str) -> Iterator[Finding]:
     """Rank 0 opens the port where it runs, whatever MASTER_ADDR says."""
     if _node_rank(facts) != 0 or facts.job.nnodes < 2 or _is_here(facts):
         return
-    yield slows(
+    yield warning(
         what=f"node 0 is here, and MASTER_ADDR {host} is not",
         where="MASTER_ADDR",
         evidence=measure,
@@ -73,7 +73,7 @@ def _other_family(facts: Facts, host: str, measure: str) -> Iterator[Finding]:
     ours = _families(each.address for each in facts.network.addresses if each.running)
     if facts.job.nnodes < 2 or not ours or not theirs or ours & theirs:
         return
-    yield stops(
+    yield error(
         what=f"MASTER_ADDR {host} has IPv{min(theirs)} alone, and this node IPv{min(ours)}",
         where="MASTER_ADDR",
         evidence=measure,
@@ -120,7 +120,7 @@ def master_port(facts: Facts) -> Seen:
     holder = next((each for each in facts.job.listeners if each.port == int(text)), None)
     if holder is None:
         return seen(f"{text} is free")
-    finding = stops(
+    finding = error(
         what=f"MASTER_PORT {text} is taken",
         where="MASTER_PORT",
         evidence=f"{_who(holder)} listens on it",
@@ -131,7 +131,7 @@ def master_port(facts: Facts) -> Seen:
 
 
 def _no_port(text: str) -> Finding:
-    return stops(
+    return error(
         what=f"MASTER_PORT {text} is no port",
         where="MASTER_PORT",
         evidence=f"MASTER_PORT={text}",
@@ -160,7 +160,7 @@ def held_ports(facts: Facts) -> Seen:
     ports = " and ".join(map(str, DEFAULT_PORTS))
     if not held:
         return seen(f"{ports} are free")
-    finding = slows(
+    finding = warning(
         what=f"port {listed(str(each.port) for each in held)} is taken",
         where="ports",
         evidence=listed(f"{each.port}: {_who(each)}" for each in held),
@@ -195,7 +195,7 @@ def _is_out(rank: int | None, world: int | None) -> bool:
 
 
 def _out_of_range(name: str, rank: int | None, size_name: str, world: int | None) -> Finding:
-    return stops(
+    return error(
         what=f"{name} {rank} is not below {size_name} {world}",
         where=name,
         evidence=f"{name}={rank}, {size_name}={world}",
@@ -205,7 +205,7 @@ def _out_of_range(name: str, rank: int | None, size_name: str, world: int | None
 
 
 def _uneven(world: int, count: int) -> Finding:
-    return slows(
+    return warning(
         what=f"WORLD_SIZE {world} is no multiple of LOCAL_WORLD_SIZE {count}",
         where="WORLD_SIZE",
         evidence=f"WORLD_SIZE={world}, LOCAL_WORLD_SIZE={count}",
@@ -254,7 +254,7 @@ def _hidden(
     twice = wrong in shown
     # "", -1 and NoDevFiles are how people hide all of them
     on_purpose = not shown and wrong in ("", "-1", "NoDevFiles")
-    make = slows if on_purpose else stops
+    make = warning if on_purpose else error
     yield make(
         what="CUDA_VISIBLE_DEVICES hides every GPU"
         if on_purpose
@@ -275,7 +275,7 @@ def _too_many(facts: Facts, value: str | None, shown: int) -> Iterator[Finding]:
     # this is a rank with one GPU: its launcher or a device plugin has shared them out
     if needed <= shown or (shown == 1 and value is not None and local is not None):
         return
-    yield stops(
+    yield error(
         what=f"{counted(needed, 'rank')} on this node, and CUDA shows {counted(shown, 'GPU')}",
         where="CUDA_VISIBLE_DEVICES",
         evidence=listed(
@@ -305,7 +305,7 @@ def leftover_shm(facts: Facts) -> Seen:
     if not stale:
         return seen(measure)
     total = sum(each.size for each in stale)
-    finding = slows(
+    finding = warning(
         what=f"{counted(len(stale), 'file')} in /dev/shm of ranks that have ended",
         where="/dev/shm",
         evidence=f"{size.binary(total)}: {listed(each.name for each in stale)}",
@@ -324,7 +324,7 @@ def debug_switches(facts: Facts) -> Seen:
     left = [name for name, value in environment.items() if switches.left_on(name, value)]
     if not left:
         return seen("none left on")
-    finding = slows(
+    finding = warning(
         what=f"{counted(len(left), 'debug switch', 'debug switches')} left on",
         where="environment",
         evidence=listed((f"{name}={environment[name]}" for name in left), 12),
@@ -351,7 +351,7 @@ def _switches_in(facts: Facts, set_there: list[tuple[str, str, str]]) -> Iterato
     left = [each for each in set_there if switches.left_on(each[1], each[2])]
     if left:
         path, name, _ = left[0]
-        yield slows(
+        yield warning(
             what=f"{counted(len(left), 'debug switch', 'debug switches')} left on in {path}",
             where=path,
             evidence=listed(f"{name}={value}" for _, name, value in left),
@@ -365,7 +365,7 @@ def _misspelled(set_there: list[tuple[str, str, str]]) -> Iterator[Finding]:
     odd = [(path, name) for path, name, _ in set_there if name != name.strip() or " " in name]
     if odd:
         path, name = odd[0]
-        yield slows(
+        yield warning(
             what=f"a line of {path} has no effect: {name.strip()}",
             where=path,
             evidence=f"the name that NCCL reads is {name!r}",

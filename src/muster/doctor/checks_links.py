@@ -6,19 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from muster.doctor import matching
-from muster.doctor.check import (
-    Seen,
-    counted,
-    gpu_count,
-    listed,
-    may_join_others,
-    not_here,
-    seen,
-    slows,
-    stops,
-)
+from muster.doctor.check import Seen, counted, gpu_count, listed, may_join_others, not_here, seen
 from muster.doctor.facts import Facts, Interface
-from muster.finding import Finding
+from muster.finding import Finding, error, warning
 
 IFNAME = "NCCL_SOCKET_IFNAME"
 GLOO_IFNAME = "GLOO_SOCKET_IFNAME"
@@ -68,7 +58,7 @@ def _outward(facts: Facts) -> Iterator[str]:
 
 
 def _only_loopback(facts: Facts) -> Finding:
-    return stops(
+    return error(
         what="there is no interface to other nodes",
         where="interfaces",
         evidence=f"the job has {facts.job.nnodes} nodes; running: loopback alone",
@@ -81,7 +71,7 @@ def _without_carrier(facts: Facts) -> Iterator[Finding]:
     addressed = {each.ifname for each in facts.network.addresses}
     for each in facts.network.interfaces:
         if each.physical and each.up and each.carrier is False and each.name in addressed:
-            yield slows(
+            yield warning(
                 what=f"{each.name} has an address and no carrier",
                 where=each.name,
                 evidence=f"/sys/class/net/{each.name}/carrier is 0",
@@ -121,7 +111,7 @@ def _slow(facts: Facts, chosen: Sequence[Interface]) -> Iterator[Finding]:
         return
     slow = [each for each in chosen if 0 < (each.speed_mbit_per_s or 0) < SLOW_MBIT_PER_S]
     if slow:
-        yield slows(
+        yield warning(
             what=f"NCCL moves gradients over {listed(each.name for each in slow)}",
             where=slow[0].name,
             evidence=listed(f"{each.name} {_speed(each)}" for each in slow),
@@ -140,7 +130,7 @@ def _mtu(chosen: Sequence[Interface]) -> Iterator[Finding]:
     sizes = {each.name: each.mtu for each in chosen if each.mtu is not None}
     small = {name: mtu for name, mtu in sizes.items() if mtu < LEAST_MTU}
     if len(set(sizes.values())) > 1 or small:
-        yield slows(
+        yield warning(
             what=f"{next(iter(small))} has an MTU of {min(small.values())}"
             if small
             else "NCCL uses interfaces of different MTU",
@@ -161,7 +151,7 @@ def subnets(facts: Facts) -> Seen:
     if not may_join_others(facts):
         return seen(f"{counted(len(shared), 'subnet')} shared; nothing here depends on it")
     net, names = next(iter(shared.items()))
-    finding = slows(
+    finding = warning(
         what=f"{listed(names)} are in one subnet",
         where=str(net),
         evidence=listed(f"{each}: {listed(those)}" for each, those in shared.items()),
@@ -206,7 +196,7 @@ def nccl_interface(facts: Facts) -> Seen:
 def _nothing_selected(facts: Facts, value: str | None) -> Finding:
     running = dict.fromkeys(each.ifname for each in facts.network.addresses if each.running)
     family = facts.job.variable(FAMILY)
-    return stops(
+    return error(
         what=f"{IFNAME}={value} selects no interface" if value else "NCCL finds no interface",
         where=IFNAME if value else "interfaces",
         evidence=f"running here: {listed(running) or 'none'}"
@@ -223,7 +213,7 @@ def _nothing_selected(facts: Facts, value: str | None) -> Finding:
 
 def _ignored(value: str | None) -> Iterator[Finding]:
     if value is not None and not matching.is_set(value):
-        yield slows(
+        yield warning(
             what=f"{IFNAME}={value!r} has no effect",
             where=IFNAME,
             evidence="NCCL passes over a value of fewer than two characters",
@@ -257,7 +247,7 @@ def _leads_nowhere(facts: Facts, names: Sequence[str], value: str | None) -> Ite
 def _first(
     names: Sequence[str], value: str | None, kind: str, others: str, *, several: bool
 ) -> Finding:
-    make = stops if several else slows
+    make = error if several else warning
     return make(
         what=f"NCCL would use {names[0]}, {kind}",
         where=names[0],
@@ -283,7 +273,7 @@ def gloo_interface(facts: Facts) -> Seen:
     inward = [each for each in parsed if each is not None and each.is_loopback]
     if facts.job.nnodes < 2 or (parsed and len(inward) < len(parsed)):
         return seen(measure)
-    finding = slows(
+    finding = warning(
         what=f"the name {facts.machine.hostname} leads to {listed(addresses) or 'no address'}",
         where=GLOO_IFNAME,
         evidence=facts.why("hostname") if not addresses else measure,
@@ -299,7 +289,7 @@ def _gloo_names(facts: Facts, value: str) -> Seen:
     measure = f"{GLOO_IFNAME}={value}"
     if not missing:
         return seen(measure)
-    finding = stops(
+    finding = error(
         what=f"{measure} names no interface here: {listed(missing)}",
         where=GLOO_IFNAME,
         evidence=f"with an address: {listed(sorted(known)) or 'none'}",

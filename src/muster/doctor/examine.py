@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.doctor import checks_gpus, checks_hcas, checks_host, checks_job, checks_links
-from muster.doctor.check import Check, Seen, seen, slows
+from muster.doctor.check import Check, Seen, seen
 from muster.doctor.facts import Facts
 from muster.doctor.look import look
-from muster.finding import Finding, Outcome, Verdict, verdict
+from muster.finding import Finding, Outcome, Verdict, verdict, warning
 
 # in the order in which a job meets them
 CHECKS: tuple[Check, ...] = (
@@ -125,7 +125,7 @@ def _examination(check: Check, facts: Facts) -> Examination:
 
 def _broke_off(name: str, error: Exception) -> Seen:
     evidence = f"{type(error).__name__}: {error}"
-    finding = slows(
+    finding = warning(
         what=f"the check {name} itself broke off",
         where=name,
         evidence=evidence,

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from muster.doctor.facts import Configuration, Job, ShmFile
 from muster.doctor.files import Files, clean
-from muster.doctor.host import has_own_pids
+from muster.doctor.host import SHM, has_own_pids
 from muster.doctor.links import listeners, open_files, resolve
 
-SHM = "/dev/shm"
 MASK = "***"
 # torchrun's own, and torch's default
 DEFAULT_PORTS = (29400, 29500)

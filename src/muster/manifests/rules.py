@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from muster.finding import Finding, Severity
+from muster.finding import Finding
 from muster.manifests import quantities
 from muster.manifests.documents import Document, KeyPath, mapping
 from muster.manifests.invocation import DEFAULT_BACKEND, Invocation
@@ -67,30 +67,6 @@ class Rule:
     id: str
     check: Check
     fault: str = ""
-
-
-def error(where: str, what: str, *, evidence: str, cause: str, remedy: str) -> Finding:
-    """What will fail or hang."""
-    return Finding(
-        severity=Severity.ERROR,
-        what=what,
-        where=where,
-        evidence=evidence,
-        cause=cause,
-        remedy=remedy,
-    )
-
-
-def warning(where: str, what: str, *, evidence: str, cause: str, remedy: str) -> Finding:
-    """What is risky, and works at times."""
-    return Finding(
-        severity=Severity.WARNING,
-        what=what,
-        where=where,
-        evidence=evidence,
-        cause=cause,
-        remedy=remedy,
-    )
 
 
 # ---- where -------------------------------------------------------------------------------------

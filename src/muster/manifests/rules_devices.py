@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from muster.finding import Finding
+from muster.finding import Finding, error, warning
 from muster.manifests.documents import mapping, strings
 from muster.manifests.rules import (
     GPU,
@@ -13,10 +13,8 @@ from muster.manifests.rules import (
     amount,
     at_container,
     at_variable,
-    error,
     limits,
     requests,
-    warning,
 )
 
 EFA: Final = "vpc.amazonaws.com/efa"

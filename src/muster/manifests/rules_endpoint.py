@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from muster.finding import Finding
+from muster.finding import Finding, error, warning
 from muster.launch import RDZV_PORT
 from muster.manifests.documents import Document
 from muster.manifests.invocation import DEFAULT_BACKEND, Invocation, Program
@@ -16,10 +16,8 @@ from muster.manifests.rules import (
     at_flag,
     backend,
     endpoint,
-    error,
     joins_many,
     selects,
-    warning,
 )
 from muster.manifests.workloads import CLUSTER_DOMAIN, PodGroup, services
 

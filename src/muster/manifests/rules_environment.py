@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from muster.finding import Finding
+from muster.finding import Finding, warning
 from muster.manifests.documents import mappings
-from muster.manifests.rules import Manifest, Rule, all_containers, warning
+from muster.manifests.rules import Manifest, Rule, all_containers
 
 _SHELL_VARIABLE: Final = re.compile(r"\$(\w+|\{\w+[^}]*\})")
 

@@ -3,20 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from muster.finding import Finding
+from muster.finding import Finding, error, warning
 from muster.manifests import schema
 from muster.manifests.documents import Document, KeyPath, at, mapping, mappings
-from muster.manifests.rules import (
-    Manifest,
-    Rule,
-    all_containers,
-    amount,
-    error,
-    limits,
-    near,
-    requests,
-    warning,
-)
+from muster.manifests.rules import Manifest, Rule, all_containers, amount, limits, near, requests
 from muster.manifests.schema import Fault
 from muster.manifests.workloads import PodGroup
 

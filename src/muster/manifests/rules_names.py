@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from muster.finding import Finding
+from muster.finding import Finding, error, warning
 from muster.manifests import schema
 from muster.manifests.documents import Document, KeyPath, at, mappings
-from muster.manifests.rules import Manifest, Rule, all_containers, at_template, error, warning
+from muster.manifests.rules import Manifest, Rule, all_containers, at_template
 from muster.manifests.workloads import PodGroup
 
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/names/

@@ -5,16 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from muster.finding import Finding
-from muster.manifests.rules import (
-    ON,
-    Manifest,
-    Rule,
-    at_variable,
-    error,
-    joins_many,
-    warning,
-)
+from muster.finding import Finding, error, warning
+from muster.manifests.rules import ON, Manifest, Rule, at_variable, joins_many
 
 # a variable, the values of it that are for debugging only, and what they cost
 # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from muster.finding import Finding
+from muster.finding import Finding, error
 from muster.launch import RDZV_PORT
 from muster.manifests.documents import Document, mapping, mappings
 from muster.manifests.invocation import Invocation
-from muster.manifests.rules import Manifest, Rule, endpoint, error, joins_many, selects
+from muster.manifests.rules import Manifest, Rule, endpoint, joins_many, selects
 from muster.manifests.workloads import PodGroup
 
 # Linux's own range for ports that the kernel picks: net.ipv4.ip_local_port_range

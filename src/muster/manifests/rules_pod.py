@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from muster.finding import Finding
+from muster.finding import Finding, error, warning
 from muster.manifests.documents import mapping, mappings, strings
 from muster.manifests.rules import (
     GPU,
@@ -13,12 +13,10 @@ from muster.manifests.rules import (
     amount,
     at_container,
     at_template,
-    error,
     gpus,
     limits,
     mib,
     nproc_per_node,
-    warning,
 )
 from muster.manifests.workloads import PodGroup
 

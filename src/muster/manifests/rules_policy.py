@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-from muster.finding import Finding
+from muster.finding import Finding, error, warning
 from muster.launch import ENVIRONMENT, SHUTDOWN_TIMEOUT_S, SHUTDOWN_VARIABLE, SPARE_S
 from muster.manifests.documents import Key, mapping, mappings, whole
 from muster.manifests.invocation import Invocation, Program
@@ -15,10 +15,8 @@ from muster.manifests.rules import (
     at_job,
     at_template,
     at_variable,
-    error,
     many_by,
     nodes,
-    warning,
 )
 from muster.manifests.workloads import DEFAULT_BACKOFF_LIMIT, DEFAULT_GRACE_S, PodGroup
 

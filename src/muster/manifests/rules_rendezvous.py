@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterator
 from typing import Final
 
-from muster.finding import Finding
+from muster.finding import Finding, error, warning
 from muster.launch import RDZV_PORT
 from muster.manifests.documents import mappings
 from muster.manifests.invocation import (
@@ -23,10 +23,8 @@ from muster.manifests.rules import (
     at_flag,
     backend,
     endpoint,
-    error,
     is_known,
     many_by,
-    warning,
 )
 from muster.manifests.workloads import INDEX_VARIABLE, PodGroup
 

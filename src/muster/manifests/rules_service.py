@@ -3,19 +3,10 @@
 from collections.abc import Iterator
 from typing import Final
 
-from muster.finding import Finding
+from muster.finding import Finding, error, warning
 from muster.launch import RDZV_PORT
 from muster.manifests.documents import Document, mappings
-from muster.manifests.rules import (
-    Manifest,
-    Rule,
-    at_job,
-    at_template,
-    endpoint,
-    error,
-    selects,
-    warning,
-)
+from muster.manifests.rules import Manifest, Rule, at_job, at_template, endpoint, selects
 from muster.manifests.rules_endpoint import is_address, joining, spelled
 from muster.manifests.workloads import PodGroup, services
 

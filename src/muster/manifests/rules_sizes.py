@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from muster.finding import Finding
+from muster.finding import Finding, error, warning
 from muster.manifests.documents import whole
 from muster.manifests.invocation import Invocation
 from muster.manifests.rules import (
@@ -13,13 +13,11 @@ from muster.manifests.rules import (
     at_flag,
     at_job,
     at_variable,
-    error,
     gpus,
     is_known,
     joins_many,
     nodes,
     nproc_per_node,
-    warning,
 )
 from muster.manifests.workloads import PodGroup
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
-from muster.finding import Finding
+from muster.finding import Finding, error
 from muster.manifests.invocation import DEFAULT_BACKEND, DEFAULT_MASTER_ADDR
-from muster.manifests.rules import Manifest, Rule, at_flag, error, joins_many, many_by, nodes
+from muster.manifests.rules import Manifest, Rule, at_flag, joins_many, many_by, nodes
 from muster.manifests.workloads import INDEX_VARIABLE
 
 
