@@ -35,12 +35,18 @@ class Completed:
         """How it ended, in words: "exit code 1", "signal SIGKILL", "time limit"."""
         if self.timed_out:
             return "time limit"
-        if self.returncode < 0:
-            return f"signal {signal.Signals(-self.returncode).name}"
-        return f"exit code {self.returncode}"
+        return ending(self.returncode)
 
     def last_lines(self, count: int = 15) -> list[str]:
         return [line for line in self.output.splitlines() if line.strip()][-count:]
+
+
+def ending(returncode: int) -> str:
+    """How a program ended: "exit code 1", "signal SIGKILL"; a real-time signal by its number."""
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    number = -returncode
+    return f"signal {next((each.name for each in signal.Signals if each == number), number)}"
 
 
 def run(

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -63,7 +62,4 @@ def ending(ended: Ended, limit_s: float) -> str:
     if ended.cut:
         return f"not done after {limit_s:g} s"
     assert ended.returncode is not None
-    if ended.returncode >= 0:
-        return f"exit code {ended.returncode}"
-    number = -ended.returncode
-    return f"signal {next((each.name for each in signal.Signals if each == number), number)}"
+    return process.ending(ended.returncode)
