@@ -19,6 +19,9 @@ DEBUG_SWITCHES = (
     "TORCH_DISTRIBUTED_DEBUG",
 )
 
+# what a log must have for explain to name networks and links: the default leaves out NET and GRAPH
+SUBSYSTEMS = "INIT,BOOTSTRAP,ENV,NET,GRAPH"
+
 # on by default where the hardware can; with 0 they are switches of the same kind
 OFF_WITH_0 = (
     "NCCL_CUMEM_ENABLE",

@@ -5,7 +5,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,7 @@ from muster.bisect.pairs import Pair, Place
 from muster.bisect.trial import Trial
 from muster.bisect.verdict import Conclusion, Outcome, Runs
 from muster.errors import CannotWrite, NoCommand
-from muster.explain.explanation import Explanation, Study
-from muster.explain.lines import Part, read
-from muster.explain.sieve import Sieve
+from muster.explain import explanation
 from muster.progress import Progress
 
 # NCCL needs up to 60 s until it gives up a socket and 30 s for a message over InfiniBand, and a
@@ -133,19 +131,13 @@ class _Runner:
             ended=done.ended,
             limit_s=self.limit_s,
             folder=folder,
-            explained=_explained(done.log),
+            explained=explanation.study(done.log).explanation(),
         )
         says = [f"{change.name}: {trial.outcome}, {done.ended.seconds:.1f} s"]
         says += [f"using {', '.join(trial.networks)}"] if trial.networks else []
         says += [trial.fault.title] if trial.fault else []
         self.progress.say("; ".join(says))
         return trial
-
-
-def _explained(log: Iterable[Part]) -> Explanation:
-    study = Study()
-    study.take(read(log, sift=Sieve().sift, notes=study.notes))
-    return study.explanation()
 
 
 def _changed(runner: _Runner, first: Trial, machine: Machine) -> tuple[Runs, list[Skipped]]:

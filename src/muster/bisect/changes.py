@@ -16,8 +16,6 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 _IFNAME = "NCCL_SOCKET_IFNAME"
 # the log itself, its subsystems, file and time stamps
 _DEBUG = "NCCL_DEBUG"
-# what explain needs to name networks and links; the default leaves out NET and GRAPH
-_SUBSYSTEMS = "INIT,BOOTSTRAP,ENV,NET,GRAPH"
 # they choose devices: what once fitted a node is the first to be wrong on another
 _CHOICES = (_IFNAME, "NCCL_IB_HCA")
 
@@ -40,7 +38,7 @@ class Change:
         log = f"{str(folder).replace('%', '%%')}/nccl.%h.%p"
         debug = {
             "NCCL_DEBUG": "INFO",
-            "NCCL_DEBUG_SUBSYS": environ.get("NCCL_DEBUG_SUBSYS") or _SUBSYSTEMS,
+            "NCCL_DEBUG_SUBSYS": environ.get("NCCL_DEBUG_SUBSYS") or switches.SUBSYSTEMS,
             "NCCL_DEBUG_FILE": log,
         }
         return {**kept, **debug, **self.sets}

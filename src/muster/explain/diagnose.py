@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from muster import switches
 from muster.explain import catalogue
 from muster.explain.catalogue import START, Catalogue, Fault, Level, Logged, Pattern, Sure
 from muster.explain.events import Event, Field, Kind, Severity, What
@@ -51,7 +52,7 @@ NOT_KNOWN = Fault(
     cause="no fault of the catalogue fits; these are the first lines that tell of an error",
     remaining=(),
     remedy="read on from the first of them, in the logs of all ranks; with NCCL in it run again"
-    " with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH",
+    f" with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS={switches.SUBSYSTEMS}",
     decide="./invokew bisect -- COMMAND finds the layer that breaks",
     link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
     look_alikes=(),

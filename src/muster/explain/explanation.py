@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from muster import switches
 from muster.errors import LogUnreadable
 from muster.explain.catalogue import Level
 from muster.explain.diagnose import Diagnosis, Examiner
@@ -36,7 +37,7 @@ _FINE = 4
 _PACKED = 12
 _NO_NCCL = (
     "NCCL says nothing in it; of a job on GPUs more is known with NCCL_DEBUG=INFO and"
-    " NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH"
+    f" NCCL_DEBUG_SUBSYS={switches.SUBSYSTEMS}"
 )
 
 
@@ -117,10 +118,10 @@ def explain(paths: Sequence[Path], *, processes: int | None = None) -> Explanati
     size = sum(map(_size, every))
     small = processes == 1 or size < _SMALL
     share = min(_SHARE, size // (processes * _FINE))
-    study = _study(every) if small else _shared(paths, processes, share)
-    if len(study.unread) == len(paths):
-        raise LogUnreadable(*next(iter(study.unread.items())))
-    return study.explanation()
+    known = study(every) if small else _shared(paths, processes, share)
+    if len(known.unread) == len(paths):
+        raise LogUnreadable(*next(iter(known.unread.items())))
+    return known.explanation()
 
 
 def _cores() -> int:
@@ -134,17 +135,17 @@ def _shared(paths: Sequence[Path], processes: int, share: int) -> Study:
     forked = multiprocessing.get_context("fork")
     joined = Study()
     with forked.Pool(processes, initializer=_obey) as pool:
-        for study in pool.imap(_study, _stretches(paths, share, pool.map)):
-            joined.join(study)
+        for each in pool.imap(study, _stretches(paths, share, pool.map)):
+            joined.join(each)
     return joined
 
 
 def of_text(text: str, name: str = "output") -> Explanation:
     """The same of a text that is in no file, such as what a command printed."""
-    study = Study()
+    known = Study()
     raws = enumerate(text.encode("utf-8", "surrogatepass").split(b"\n"), start=1)
-    study.take(line for number, raw in raws for line in made(name, number, raw))
-    return study.explanation()
+    known.take(line for number, raw in raws for line in made(name, number, raw))
+    return known.explanation()
 
 
 def with_cause(finding: Finding, output: str) -> Finding:
@@ -197,16 +198,17 @@ def _obey() -> None:
     gc.disable()
 
 
-def _study(run: Sequence[Part]) -> Study:
-    study = Study()
-    study.take(_lines(run, study))
-    return study
+def study(run: Sequence[Part]) -> Study:
+    """What is known after `run`, of which what cannot be read is kept in `unread`."""
+    known = Study()
+    known.take(_lines(run, known))
+    return known
 
 
-def _lines(run: Sequence[Part], study: Study) -> Iterator[Line]:
+def _lines(run: Sequence[Part], known: Study) -> Iterator[Line]:
     sieve = Sieve()
     for part in run:
         try:
-            yield from read([part], sift=sieve.sift, notes=study.notes)
+            yield from read([part], sift=sieve.sift, notes=known.notes)
         except LogUnreadable as error:
-            study.unread[error.file] = error.why
+            known.unread[error.file] = error.why

@@ -15,24 +15,45 @@ _BLOCK = 2**20
 
 
 @dataclass(slots=True)
+class _Tail:
+    """Where the reading of a log stands: after line `number`, with the begin of the next."""
+
+    name: str
+    number: int = 0
+    begun: bytes = b""
+
+    def lines(self, block: bytes, sift: Sift) -> Iterator[Line]:
+        """The Lines that end in `block`; the begin of one waits for its end."""
+        whole, self.begun = split(self.begun, block)
+        if whole is not None:
+            for place, raw in sift(whole):
+                yield from made(self.name, self.number + 1 + place, raw)
+            self.number += lines_in(whole)
+
+    def rest(self) -> Iterator[Line]:
+        """The line whose end never came."""
+        yield from made(self.name, self.number + 1, self.begun)
+        self.begun = b""
+
+
+@dataclass(slots=True)
 class _Growing:
     """A log as far as it was read. It is open only while there is more: a job has thousands."""
 
     path: Path
+    tail: _Tail
     file: tuple[int, int] = (0, 0)
     read: int = 0
-    number: int = 0
-    begun: bytes = b""
 
     def lines(self, sift: Sift) -> Iterator[Line]:
-        """What has come since the last time; the begin of a line waits for its end."""
+        """What has come since the last time."""
         try:
             status = self.path.stat()
             file = (status.st_dev, status.st_ino)
             if file != self.file or status.st_size < self.read:
                 # written anew, by a restarted job or a log's rotation
-                yield from self.rest()
-                self.file, self.read, self.number = file, 0, 0
+                yield from self.tail.rest()
+                self.file, self.read, self.tail.number = file, 0, 0
             if status.st_size > self.read:
                 yield from self._more(sift)
         except OSError:  # moved away; another may come in its place
@@ -43,24 +64,14 @@ class _Growing:
             file.seek(self.read)
             while block := file.read1(_BLOCK):
                 self.read += len(block)
-                whole, self.begun = split(self.begun, block)
-                if whole is not None:
-                    for place, raw in sift(whole):
-                        yield from made(shown(self.path), self.number + 1 + place, raw)
-                    self.number += lines_in(whole)
-
-    def rest(self) -> Iterator[Line]:
-        """The line whose end never came."""
-        yield from made(shown(self.path), self.number + 1, self.begun)
-        self.begun = b""
+                yield from self.tail.lines(block, sift)
 
 
 @dataclass(slots=True)
 class _Piped:
     """A pipe on standard input, such as that of kubectl logs --follow."""
 
-    number: int = 0
-    begun: bytes = b""
+    tail: _Tail
     ended: bool = False
 
     def lines(self, sift: Sift) -> Iterator[Line]:
@@ -70,13 +81,9 @@ class _Piped:
             block = os.read(source, _BLOCK)
             if not block:
                 self.ended = True
-                yield from made(shown(STDIN), self.number + 1, self.begun)
+                yield from self.tail.rest()
                 return
-            whole, self.begun = split(self.begun, block)
-            if whole is not None:
-                for place, raw in sift(whole):
-                    yield from made(shown(STDIN), self.number + 1 + place, raw)
-                self.number += lines_in(whole)
+            yield from self.tail.lines(block, sift)
 
 
 def follow(
@@ -94,9 +101,9 @@ def follow(
     growing: list[_Growing | _Piped] = []
     for path in paths:
         if path == STDIN and _is_pipe():
-            growing.append(_Piped())
+            growing.append(_Piped(_Tail(shown(path))))
         elif _grows(path):
-            growing.append(_Growing(path))
+            growing.append(_Growing(path, _Tail(shown(path))))
         else:
             yield from read([path], sift=sift, notes=notes)
     while growing:
@@ -107,7 +114,7 @@ def follow(
             break
     for log in growing:
         if isinstance(log, _Growing):
-            yield from log.rest()
+            yield from log.tail.rest()
 
 
 def _is_pipe() -> bool:
