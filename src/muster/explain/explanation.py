@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ _SMALL = 2**25
 _SHARE = 2**26
 # stretches for each process at least: where jobs start there is more to read than where they train
 _FINE = 4
+# what Ctrl-C, a closed terminal and a supervisor send
+_ENDING = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 # what NCCL's text comes to, unpacked
 _PACKED = 12
 _NO_NCCL = (
@@ -134,10 +137,21 @@ def _shared(paths: Sequence[Path], processes: int, share: int) -> Study:
     # forked: each has the modules and the catalogue already
     forked = multiprocessing.get_context("fork")
     joined = Study()
-    with forked.Pool(processes, initializer=_obey) as pool:
+    with _held(), forked.Pool(processes, initializer=_obey) as pool:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         for each in pool.imap(study, _stretches(paths, share, pool.map)):
             joined.join(each)
     return joined
+
+
+@contextmanager
+def _held() -> Iterator[None]:
+    """No signal until the readers know how to obey one: before, they would take it as we do."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def of_text(text: str, name: str = "output") -> Explanation:
@@ -194,6 +208,7 @@ def _obey() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     # what a log leaves behind has no cycles, and to look for them takes a tenth of the time
     gc.disable()
 

@@ -5,6 +5,7 @@ together with its torchrun.
 import os
 import signal
 import sys
+import traceback
 from datetime import timedelta
 
 import torch
@@ -18,7 +19,12 @@ if dist.get_rank() == 1:
         os.kill(os.getppid(), signal.SIGKILL)
         how = "SIGKILL"
     if how == "raise":
-        raise KeyError("labels")
+        try:
+            raise KeyError("labels")
+        except KeyError:
+            # gloo's threads may abort a Python that takes its time to end: another exit code
+            traceback.print_exc()
+            os._exit(1)
     if how.startswith("SIG"):
         os.kill(os.getpid(), signal.Signals[how])
     os._exit(int(how))
