@@ -1,0 +1,272 @@
+r"""Is every collective right here, once, between these ranks?
+
+Each rank holds numbers that follow from its rank alone, so that every result is known beforehand.
+A collective that the backend does not have is said, and is no failure: NCCL has no barrier that
+names the missing rank, and gloo of some versions exchanges no lists.
+
+One node, CPU:
+    OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 train/collectives.py
+Two nodes with 8 GPUs each; the same on both, HOST is the name of one of them:
+    torchrun --nnodes=2 --nproc-per-node=8 --rdzv-id=collectives --rdzv-backend=c10d \
+        --rdzv-endpoint=HOST:29400 train/collectives.py
+"""
+
+import argparse
+import faulthandler
+import json
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+TIMEOUT_S = 60
+WIDTH = 4  # elements that each rank contributes
+# torch 2.13 has new names for two of them, and warns of the old ones
+ALL_GATHER_SINGLE = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+REDUCE_SCATTER_SINGLE = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+# what a backend says of a collective that it does not have
+LACKS = ("does not support", "not supported", "not implemented", "only for GLOO", "no backend type")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments = parser.parse_args()
+    if not dist.is_torchelastic_launched():
+        parser.error(f"run torchrun --standalone --nproc-per-node=2 {sys.argv[0]}")
+    return arguments
+
+
+def bind_device() -> torch.device:
+    """The GPU that local_rank names, or the CPU; before the group exists, or all open GPU 0."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+class Ranks:
+    """This rank, all ranks, and the numbers that each of them holds."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.rank, self.size = device, dist.get_rank(), dist.get_world_size()
+
+    def own(self, rank: int | None = None, width: int = WIDTH) -> Tensor:
+        """What `rank`, or this one, contributes: its rank times 100, counting up."""
+        first = 100 * (self.rank if rank is None else rank)
+        return torch.arange(first, first + width, device=self.device)
+
+    def every(self, width: int = WIDTH) -> list[Tensor]:
+        return [self.own(rank, width) for rank in range(self.size)]
+
+    def room(self) -> list[Tensor]:
+        return [torch.empty_like(self.own()) for _ in range(self.size)]
+
+    def part(self, of: Tensor) -> Tensor:
+        """This rank's share of what has a share for each."""
+        return of.chunk(self.size)[self.rank]
+
+
+# -- one to all, all to one, all to all -----------------------------------------------------------
+
+
+def broadcast(ranks: Ranks) -> bool:
+    value = ranks.own()
+    dist.broadcast(value, src=0)
+    return value.equal(ranks.own(0))
+
+
+def reduce(ranks: Ranks) -> bool:
+    value = ranks.own()
+    dist.reduce(value, dst=0)
+    return ranks.rank != 0 or value.equal(torch.stack(ranks.every()).sum(dim=0))
+
+
+def all_reduce(ranks: Ranks) -> bool:
+    rows = torch.stack(ranks.every())
+    expected = {
+        dist.ReduceOp.SUM: rows.sum(dim=0),
+        dist.ReduceOp.MAX: rows.amax(dim=0),
+        dist.ReduceOp.MIN: rows.amin(dim=0),
+        dist.ReduceOp.PRODUCT: (rows % 5 + 1).prod(dim=0),
+    }
+    right = True
+    for operation, result in expected.items():
+        value = ranks.own() % 5 + 1 if operation == dist.ReduceOp.PRODUCT else ranks.own()
+        dist.all_reduce(value, operation)
+        right = right and value.equal(result)
+    return right
+
+
+def gather(ranks: Ranks) -> bool:
+    room = ranks.room() if ranks.rank == 0 else None
+    dist.gather(ranks.own(), room, dst=0)
+    return room is None or all(map(torch.equal, room, ranks.every()))
+
+
+def scatter(ranks: Ranks) -> bool:
+    value = torch.empty_like(ranks.own())
+    dist.scatter(value, ranks.every() if ranks.rank == 0 else None, src=0)
+    return value.equal(ranks.own())
+
+
+def all_gather(ranks: Ranks) -> bool:
+    room = ranks.room()
+    dist.all_gather(room, ranks.own())
+    return all(map(torch.equal, room, ranks.every()))
+
+
+def all_gather_single(ranks: Ranks) -> bool:
+    room = torch.cat(ranks.room())
+    ALL_GATHER_SINGLE(room, ranks.own())
+    return room.equal(torch.cat(ranks.every()))
+
+
+def reduce_scatter(ranks: Ranks) -> bool:
+    value = torch.empty_like(ranks.own())
+    dist.reduce_scatter(value, list(ranks.own(width=WIDTH * ranks.size).chunk(ranks.size)))
+    return value.equal(ranks.part(torch.stack(ranks.every(WIDTH * ranks.size)).sum(dim=0)))
+
+
+def reduce_scatter_single(ranks: Ranks) -> bool:
+    value = torch.empty_like(ranks.own())
+    REDUCE_SCATTER_SINGLE(value, ranks.own(width=WIDTH * ranks.size))
+    return value.equal(ranks.part(torch.stack(ranks.every(WIDTH * ranks.size)).sum(dim=0)))
+
+
+def all_to_all(ranks: Ranks) -> bool:
+    room = ranks.room()
+    dist.all_to_all(room, list(ranks.own(width=WIDTH * ranks.size).chunk(ranks.size)))
+    return all(map(torch.equal, room, map(ranks.part, ranks.every(WIDTH * ranks.size))))
+
+
+def all_to_all_single(ranks: Ranks) -> bool:
+    room = torch.cat(ranks.room())
+    dist.all_to_all_single(room, ranks.own(width=WIDTH * ranks.size))
+    return room.equal(torch.cat([ranks.part(each) for each in ranks.every(WIDTH * ranks.size)]))
+
+
+# -- one to one -----------------------------------------------------------------------------------
+
+
+def send_recv(ranks: Ranks) -> bool:
+    """Round the ring: even ranks send first, so that no two wait for each other."""
+    after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
+    value = torch.empty_like(ranks.own())
+    if ranks.size == 1:
+        return True
+    if ranks.rank % 2 == 0:
+        dist.send(ranks.own(), after)
+        dist.recv(value, before)
+    else:
+        dist.recv(value, before)
+        dist.send(ranks.own(), after)
+    return value.equal(ranks.own(before))
+
+
+def batch_isend_irecv(ranks: Ranks) -> bool:
+    after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
+    value = torch.empty_like(ranks.own())
+    if ranks.size == 1:
+        return True
+    sends = dist.P2POp(dist.isend, ranks.own(), after)
+    for work in dist.batch_isend_irecv([sends, dist.P2POp(dist.irecv, value, before)]):
+        work.wait()
+    return value.equal(ranks.own(before))
+
+
+# -- objects, and waiting -------------------------------------------------------------------------
+
+
+def all_gather_object(ranks: Ranks) -> bool:
+    room: list[object] = [None] * ranks.size
+    dist.all_gather_object(room, {"rank": ranks.rank})
+    return room == [{"rank": rank} for rank in range(ranks.size)]
+
+
+def gather_object(ranks: Ranks) -> bool:
+    room: list[object] | None = [None] * ranks.size if ranks.rank == 0 else None
+    dist.gather_object({"rank": ranks.rank}, room, dst=0)
+    return room is None or room == [{"rank": rank} for rank in range(ranks.size)]
+
+
+def broadcast_object_list(ranks: Ranks) -> bool:
+    value: list[object] = [{"rank": ranks.rank}]
+    dist.broadcast_object_list(value, src=0)
+    return value == [{"rank": 0}]
+
+
+def scatter_object_list(ranks: Ranks) -> bool:
+    value: list[object] = [None]
+    given = [{"rank": rank} for rank in range(ranks.size)] if ranks.rank == 0 else None
+    dist.scatter_object_list(value, given, src=0)
+    return value == [{"rank": ranks.rank}]
+
+
+def barrier(_ranks: Ranks) -> bool:
+    dist.barrier()
+    return True
+
+
+def monitored_barrier(_ranks: Ranks) -> bool:
+    dist.monitored_barrier(timeout=timedelta(seconds=TIMEOUT_S))
+    return True
+
+
+COLLECTIVES: tuple[Callable[[Ranks], bool], ...] = (
+    *(broadcast, reduce, all_reduce, gather, scatter, all_gather, all_gather_single),
+    *(reduce_scatter, reduce_scatter_single, all_to_all, all_to_all_single),
+    *(send_recv, batch_isend_irecv),
+    *(all_gather_object, gather_object, broadcast_object_list, scatter_object_list),
+    *(barrier, monitored_barrier),
+)
+
+
+def outcome(collective: Callable[[Ranks], bool], ranks: Ranks) -> str:
+    """How it went on all ranks: a rank that is wrong makes it wrong for each."""
+    try:
+        wrong = torch.tensor([int(not collective(ranks))], device=ranks.device)
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        # every rank is refused alike, before anything is sent
+        if any(word in str(error) for word in LACKS):
+            return "not in this backend"
+        raise
+    dist.all_reduce(wrong)
+    return f"wrong on {int(wrong)} ranks" if int(wrong) else "right"
+
+
+def main() -> int:
+    parse_arguments()
+    # the group's timeout does not cover NCCL's own start, which can hang: a deadline for the whole
+    faulthandler.dump_traceback_later(2 * TIMEOUT_S, exit=True)
+    device = bind_device()
+    try:
+        dist.init_process_group(
+            backend="nccl" if device.type == "cuda" else "gloo",
+            timeout=timedelta(seconds=TIMEOUT_S),
+            device_id=device if device.type == "cuda" else None,
+        )
+        ranks = Ranks(device)
+        found = {each.__name__: outcome(each, ranks) for each in COLLECTIVES}
+        wrong = [f"{name}: {how}" for name, how in found.items() if how.startswith("wrong")]
+        if ranks.rank == 0:
+            facts = {"script": "collectives", "ok": not wrong, "backend": dist.get_backend()}
+            facts |= {"world_size": ranks.size, "collectives": found, "torch": torch.__version__}
+            sys.stdout.write(json.dumps(facts) + "\n")
+            sys.stdout.flush()
+        if wrong:
+            sys.stderr.write(f"Rank {ranks.rank} fails: {'; '.join(wrong)}\n")
+        return 1 if wrong else 0
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
