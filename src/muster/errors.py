@@ -577,3 +577,14 @@ class CommandNotStarted(WrongInput):
             "give a program and its arguments, each a word of its own; what a shell is to read goes"
             " into sh -c '...'",
         )
+
+
+# ---- bandwidth ---------------------------------------------------------------------------------
+
+
+class FloorsWrong(WrongInput):
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(
+            f"{path}: {why}",
+            "correct it; src/muster/bandwidth/floors.toml shows what a file of floors looks like",
+        )

@@ -1,0 +1,1 @@
+"""How fast and how right collectives are: what nccl-tests and torch measured, and the floors."""
