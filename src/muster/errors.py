@@ -579,6 +579,43 @@ class CommandNotStarted(WrongInput):
         )
 
 
+# ---- reports -----------------------------------------------------------------------------------
+
+
+class ReportUnreadable(WrongInput):
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"cannot read {path}: {why}", "give a file that smoke --json FILE wrote")
+
+
+class ReportBroken(WrongInput):
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path}: {why}", "give a file as smoke --json FILE wrote it, whole")
+
+
+class ReportOfOtherSchema(WrongInput):
+    def __init__(self, path: Path, found: object, wanted: int) -> None:
+        super().__init__(
+            f"{path} has schema {found!r:.40}, this Muster reads {wanted}",
+            "make the report anew with this Muster, or read it with the one that wrote it",
+        )
+
+
+class TooFewReports(WrongInput):
+    def __init__(self, nodes: int) -> None:
+        super().__init__(
+            f"there is nothing to compare: the reports hold {nodes} nodes with results",
+            "give reports of two nodes or more: ./invokew compare -- A.json B.json",
+        )
+
+
+class ReportsOfDifferentImages(WrongInput):
+    def __init__(self, first: Path, one: str, second: Path, other: str) -> None:
+        super().__init__(
+            f"{first} is of {one}, {second} of {other}: what differs may be the image",
+            "run smoke on every node with one and the same image",
+        )
+
+
 # ---- bandwidth ---------------------------------------------------------------------------------
 
 

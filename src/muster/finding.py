@@ -18,6 +18,7 @@ class Outcome(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     NOT_APPLICABLE = "not applicable"
+    NOT_RUN = "not run"  # what it stands on failed
 
 
 class Verdict(StrEnum):

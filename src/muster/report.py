@@ -42,6 +42,7 @@ _STYLES = {
     Outcome.PASSED: "green",
     Outcome.FAILED: "bold red",
     Outcome.NOT_APPLICABLE: "dim",
+    Outcome.NOT_RUN: "yellow",
     Severity.ERROR: "bold red",
     Severity.WARNING: "yellow",
     Verdict.READY: "bold green",

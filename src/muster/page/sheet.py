@@ -1,0 +1,199 @@
+"""What the page shows of a dossier, in its order, as plain values for the template."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from muster.bandwidth.floors import Floor
+from muster.bandwidth.results import Collective, Tool
+from muster.dossier import Dossier, Node, Series, Step, Watched
+from muster.finding import Finding, Outcome, Severity
+from muster.page import plot, words
+
+# more would make a page that nobody reads and no ticket takes; the JSON has them all
+MOST_PLOTS = 18
+MOST_ROWS = 200
+MOST_FINDINGS = 60
+# nodes whose own plots a page still holds beside those of them all
+_FEW = 2
+_MOST_VALUES = 6
+_Group = tuple[Collective, tuple[str, ...], int]
+_DIRECT = {True: "GPUDirect", False: "no GPUDirect"}
+_TOLD_OUTCOMES = {
+    Outcome.PASSED: "passed",
+    Outcome.FAILED: "failed",
+    Outcome.NOT_RUN: "not run",
+    Outcome.NOT_APPLICABLE: "not applicable",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A collective's plot, and its numbers: `rows` hold a size, then each series' busbw."""
+
+    collective: Collective
+    hosts: str
+    ranks: int
+    series: tuple[Series, ...]
+    best: tuple[tuple[Tool, str], ...]
+    plot: plot.Plot | None
+    floor: Floor | None
+    rows: tuple[tuple[str, ...], ...]
+
+    @property
+    def claimed(self) -> bool:
+        return all(each.claimed for each in self.series)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A node and the three things to watch; or the words why it is missing."""
+
+    host: str
+    missing: str | None
+    network: str
+    talk: str
+    graph: str
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What the doctor saw: its check's name, each value, and who has it unless all agree."""
+
+    name: str
+    values: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """`more_findings` and `more_rows` count what was left out."""
+
+    dossier: Dossier
+    counts: str
+    findings: tuple[Finding, ...]
+    more_findings: int
+    figures: tuple[Figure, ...]
+    others: tuple[Figure, ...]
+    more_rows: int
+    seen: tuple[Seen, ...]
+    more_nodes: int
+    facts: tuple[Fact, ...]
+    outputs: tuple[Step, ...]
+
+
+def sheet(dossier: Dossier) -> Sheet:
+    """What the page of `dossier` holds: errors before warnings, plots before the table."""
+    found = sorted(dossier.findings, key=lambda each: each.severity is not Severity.ERROR)
+    figures = list(_figures(dossier))
+    drawn = [each for each in figures if each.plot is not None][:MOST_PLOTS]
+    others = sorted((each for each in figures if each not in drawn), key=_behind)
+    return Sheet(
+        dossier=dossier,
+        counts=_counts(dossier),
+        findings=tuple(found[:MOST_FINDINGS]),
+        more_findings=max(0, len(found) - MOST_FINDINGS),
+        figures=tuple(drawn),
+        others=tuple(others[:MOST_ROWS]),
+        more_rows=max(0, len(others) - MOST_ROWS),
+        seen=tuple(map(_seen, dossier.nodes[:MOST_ROWS])),
+        more_nodes=max(0, len(dossier.nodes) - MOST_ROWS),
+        facts=tuple(_facts(dossier.nodes))[:MOST_ROWS],
+        outputs=tuple(s for s in dossier.steps if s.outcome is Outcome.FAILED and s.output),
+    )
+
+
+def _counts(dossier: Dossier) -> str:
+    outcomes = Counter(step.outcome for step in dossier.steps)
+    told = [f"{outcomes[each]} {word}" for each, word in _TOLD_OUTCOMES.items() if outcomes[each]]
+    return ", ".join(told) or "no step ran"
+
+
+# ---- bandwidth ---------------------------------------------------------------------------------
+
+
+def _figures(dossier: Dossier) -> Iterator[Figure]:
+    groups: defaultdict[_Group, list[Series]] = defaultdict(list)
+    for series in dossier.bandwidth:
+        groups[series.run.collective, series.nodes, series.run.nranks].append(series)
+    widest = max((len(nodes) for _, nodes, _ in groups), default=0)
+    for (collective, nodes, ranks), group in groups.items():
+        floor = next((each.floor for each in group if each.floor is not None), None)
+        beside = tuple(sorted(group, key=lambda each: each.run.tool))
+        # single nodes and pairs of many are for a table: what counts is which of them falls behind
+        shown = len(nodes) == widest or len(dossier.nodes) <= _FEW
+        yield Figure(
+            collective=collective,
+            hosts=words.hosts(nodes, len(dossier.nodes)),
+            ranks=ranks,
+            series=beside,
+            best=tuple((each.run.tool, _best(each)) for each in beside),
+            plot=plot.plot([each.run for each in beside], floor) if shown else None,
+            floor=floor,
+            rows=tuple(_rows(beside)) if shown else (),
+        )
+
+
+def _behind(figure: Figure) -> tuple[str, int, float]:
+    """By collective and ranks, and of these the slowest first."""
+    rows = [each.largest for each in figure.series]
+    slowest = min((row.busbw for row in rows if row is not None), default=0.0)
+    return figure.collective, -figure.ranks, slowest
+
+
+def _best(series: Series) -> str:
+    row = series.largest
+    if row is None:
+        return f"no result: {series.run.failure}" if series.run.failure else "no result"
+    return f"{row.busbw:.4g} GB/s at {plot.size(row.bytes)}"
+
+
+def _rows(series: Sequence[Series]) -> Iterator[tuple[str, ...]]:
+    by_size = [{row.bytes: row.busbw for row in each.run.rows} for each in series]
+    for size_bytes in sorted({size for each in by_size for size in each}):
+        cells = (each.get(size_bytes) for each in by_size)
+        yield (
+            plot.size(size_bytes),
+            *("" if cell is None else f"{cell:.4g}" for cell in cells),
+        )
+
+
+# ---- nodes -------------------------------------------------------------------------------------
+
+
+def _seen(node: Node) -> Seen:
+    if node.watched is None:
+        silent = "no NCCL ran here"
+        return Seen(node.host, node.missing, silent, silent, silent)
+    found = node.watched
+    links = (f"{via} x {count}" for via, count in found.links.items())
+    network = " and ".join(found.networks) or "not told"
+    if found.gpu_direct is not None:
+        network += f", {_DIRECT[found.gpu_direct]}"
+    talk = ", ".join(links) or "not told"
+    return Seen(node.host, node.missing, network, talk, _graph(found))
+
+
+def _graph(found: Watched) -> str:
+    told = [f"{found.rings} rings"] if found.rings else []
+    told += ["trees"] if found.trees else []
+    told += [f"{found.nvls} NVLS channels"] if found.nvls else []
+    return ", ".join(told) or "not told"
+
+
+def _facts(nodes: Sequence[Node]) -> Iterator[Fact]:
+    """Each fact with its values, the commonest first: whose differs from the others' stands out."""
+    values: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for node in nodes:
+        for name, value in node.facts.items():
+            values[name][value].append(node.host)
+    told = sum(bool(node.facts) for node in nodes)
+    for name, by_value in values.items():
+        rows = sorted(by_value.items(), key=lambda row: -len(row[1]))
+        shared = len(rows) == 1 and len(rows[0][1]) == told
+        shown = [
+            (value, "" if shared else words.hosts(hosts, len(nodes)))
+            for value, hosts in rows[:_MOST_VALUES]
+        ]
+        if more := rows[_MOST_VALUES:]:
+            shown.append((f"{len(more)} other values, in the JSON", ""))
+        yield Fact(name, tuple(shown))
