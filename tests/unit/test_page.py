@@ -212,10 +212,21 @@ def test_a_page_is_the_same_made_from_the_saved_json(tmp_path: Path) -> None:
     assert page(dossier_.read(saved)) == page(ill())
 
 
+def test_a_command_stands_as_it_must_be_typed() -> None:
+    command = f"docker run --env X='a  b' {'--env Y=1 ' * 200}image <in >out 2>&1 && echo \"done\""
+    first, *rest = dossier().steps
+    found = replace(dossier(), steps=(replace(first, command=command), *rest))
+    assert command in "".join(parsed(found).text)
+
+
 def test_long_texts_keep_what_counts() -> None:
     log = "\n".join(map(str, range(10_000)))
-    assert words.tail(log).endswith("\n9999")
-    assert words.tail(log).startswith("[the 44889 characters before this are in the JSON]\n")
+    note, *lines = words.tail(log).split("\n")
+    assert note == "[the 48590 characters before this are in the JSON]"
+    assert lines == [str(number) for number in range(9940, 10_000)]
+    assert words.tail(f"begun {'x' * 4000}\nlast").split("\n")[1:] == ["last"]
+    assert words.tail("x" * 5000).endswith(f"]\n{'x' * 4000}")
+    assert words.tail("a\nb\n") == "a\nb"
     assert words.block(log).startswith("0\n1\n")
     assert words.block(log).endswith(f"[{len(log) - 4000} more characters]")
     assert words.line("a\n b\t c") == "a b c"

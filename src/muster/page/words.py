@@ -6,6 +6,7 @@ from muster.explain.lines import clean
 
 MOST_OF_A_LINE = 600
 MOST_OF_A_TEXT = 4000
+MOST_LINES = 60
 _NAMED = 4
 
 
@@ -20,11 +21,13 @@ def block(text: str) -> str:
 
 
 def tail(text: str) -> str:
-    """The end of `text`: what a log says last is what counts."""
+    """The last lines of `text`: what a log says last is what counts."""
     whole = plain(text).strip("\n")
-    if len(whole) <= MOST_OF_A_TEXT:
+    kept = "\n".join(whole[-MOST_OF_A_TEXT:].split("\n")[-MOST_LINES:])
+    if len(kept) == len(whole):
         return whole
-    kept = whole[-MOST_OF_A_TEXT:]
+    # from the beginning of a line, unless all of it is one
+    kept = kept if whole[-len(kept) - 1] == "\n" else kept.partition("\n")[2] or kept
     return f"[the {len(whole) - len(kept)} characters before this are in the JSON]\n{kept}"
 
 
