@@ -42,7 +42,8 @@ def test_a_slow_node_is_named_once_with_the_figures_of_all(tmp_path: Path) -> No
 def test_of_two_nodes_the_slower_is_named_and_no_fact_is_odd(tmp_path: Path) -> None:
     other = replace(dossier("b", 200), versions={"torch": "2.9.1"})
     found = compared(tmp_path, dossier("a"), other)
-    assert [each.where for each in found.findings] == ["b"]
+    (finding,) = found.findings
+    assert finding.what.startswith("b is 44% behind the other nodes in ")
     assert "version of torch" in {each.what for each in found.differences}
 
 
@@ -53,6 +54,20 @@ def test_who_alone_has_another_driver_is_odd(tmp_path: Path) -> None:
     assert (finding.severity, finding.where) == (Severity.WARNING, "c")
     assert finding.what == "c alone differs in driver"
     assert "c: 570.86.15; the other 2: 580" in finding.evidence
+
+
+def test_two_against_two_are_different_and_none_is_odd(tmp_path: Path) -> None:
+    nodes = [node(host, driver="570" if host in "cd" else "580") for host in "abcd"]
+    found = compared(tmp_path, *(replace(dossier(n.host), nodes=(n,)) for n in nodes))
+    (difference,) = found.differences
+    assert difference.values == {"580": ("a", "b"), "570": ("c", "d")}
+    assert found.findings == ()
+
+
+def test_what_moves_on_a_node_that_is_well_is_no_difference(tmp_path: Path) -> None:
+    nodes = [node(host, shm=f"63.{at} GiB free of 64 GiB") for at, host in enumerate("abc")]
+    found = compared(tmp_path, *(replace(dossier(n.host), nodes=(n,)) for n in nodes))
+    assert (found.differences, found.findings) == ((), ())
 
 
 def test_who_alone_fails_a_step_is_odd_and_does_not_apply_is_no_failure(tmp_path: Path) -> None:

@@ -202,9 +202,19 @@ def test_a_page_stays_small_whatever_the_run_holds() -> None:
     assert len(page(replace(cluster(64), nodes=tuple(unlike)))) < MOST_BYTES
     endless = reworded(ill(), lambda text: text + "<&" * 200_000)
     assert len(page(endless)) < MOST_BYTES
+
+
+def test_what_is_left_out_is_counted() -> None:
     many = replace(ill(), findings=tuple(finding(where=str(each)) for each in range(1000)))
-    assert len(page(many)) < MOST_BYTES
-    assert "940 more Findings are in the JSON" in parsed(many).words
+    made = parsed(many)
+    assert [tag for tag, _ in made.elements].count("article") == 60
+    assert "940 more Findings are in the JSON" in made.words
+    nodes = cluster(64).nodes
+    unlike = [replace(each, facts={"fact": f"of {each.host}"}) for each in nodes]
+    told = parsed(replace(cluster(64), nodes=tuple(unlike))).words
+    # 2016 pairs and 6 collectives on each of 64 nodes, less the 200 that the table has
+    assert "2200 more are in the JSON" in told
+    assert "of gpu-5 on gpu-5 58 other values, in the JSON" in told
 
 
 def test_a_page_is_the_same_made_from_the_saved_json(tmp_path: Path) -> None:
