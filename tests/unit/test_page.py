@@ -204,6 +204,17 @@ def test_a_page_stays_small_whatever_the_run_holds() -> None:
     assert len(page(endless)) < MOST_BYTES
 
 
+def test_a_pair_that_falls_behind_stands_first_with_its_share_of_the_median() -> None:
+    pairs = list(cluster(12).bandwidth)
+    slow = next(each for each in pairs if each.nodes == ("gpu-3", "gpu-7"))
+    pairs[pairs.index(slow)] = series(
+        Collective.ALL_REDUCE, Tool.TORCH, 80, "gpu-3", "gpu-7", nranks=16
+    )
+    told = parsed(replace(cluster(12), bandwidth=tuple(pairs))).words
+    behind = told.index("gpu-3, gpu-7 ranks 16 47% of the median 79.99 GB/s")
+    assert behind < told.index("gpu-0, gpu-1 ranks 16 100% of the median")
+
+
 def test_what_is_left_out_is_counted() -> None:
     many = replace(ill(), findings=tuple(finding(where=str(each)) for each in range(1000)))
     made = parsed(many)
@@ -212,8 +223,9 @@ def test_what_is_left_out_is_counted() -> None:
     nodes = cluster(64).nodes
     unlike = [replace(each, facts={"fact": f"of {each.host}"}) for each in nodes]
     told = parsed(replace(cluster(64), nodes=tuple(unlike))).words
-    # 2016 pairs and 6 collectives on each of 64 nodes, less the 200 that the table has
-    assert "2200 more are in the JSON" in told
+    # 2016 pairs and 6 collectives on each of 64 nodes, less 8 of each of these 7 kinds
+    assert "2344 more are in the JSON" in told
+    assert told.count(" GB/s at 8 GiB torch") == 56
     assert "of gpu-5 on gpu-5 58 other values, in the JSON" in told
 
 

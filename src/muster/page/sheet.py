@@ -1,5 +1,6 @@
 """What the page shows of a dossier, in its order, as plain values for the template."""
 
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from muster.page import plot, words
 # more would make a page that nobody reads and no ticket takes; the JSON has them all
 MOST_PLOTS = 18
 MOST_ROWS = 200
+MOST_OF_A_KIND = 8
 MOST_FINDINGS = 60
 # nodes whose own plots a page still holds beside those of them all
 _FEW = 2
@@ -46,6 +48,14 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Other:
+    """A figure that is not drawn. `share` is of the median of its kind: collective and ranks."""
+
+    figure: Figure
+    share: str
+
+
+@dataclass(frozen=True)
 class Seen:
     """A node and the three things to watch; or the words why it is missing."""
 
@@ -73,7 +83,7 @@ class Sheet:
     findings: tuple[Finding, ...]
     more_findings: int
     figures: tuple[Figure, ...]
-    others: tuple[Figure, ...]
+    others: tuple[Other, ...]
     more_rows: int
     seen: tuple[Seen, ...]
     more_nodes: int
@@ -86,15 +96,16 @@ def sheet(dossier: Dossier) -> Sheet:
     found = sorted(dossier.findings, key=lambda each: each.severity is not Severity.ERROR)
     figures = list(_figures(dossier))
     drawn = [each for each in figures if each.plot is not None][:MOST_PLOTS]
-    others = sorted((each for each in figures if each not in drawn), key=_behind)
+    rest = [each for each in figures if each not in drawn]
+    others = tuple(_others(rest))[:MOST_ROWS]
     return Sheet(
         dossier=dossier,
         counts=_counts(dossier),
         findings=tuple(found[:MOST_FINDINGS]),
         more_findings=max(0, len(found) - MOST_FINDINGS),
         figures=tuple(drawn),
-        others=tuple(others[:MOST_ROWS]),
-        more_rows=max(0, len(others) - MOST_ROWS),
+        others=others,
+        more_rows=len(rest) - len(others),
         seen=tuple(map(_seen, dossier.nodes[:MOST_ROWS])),
         more_nodes=max(0, len(dossier.nodes) - MOST_ROWS),
         facts=tuple(_facts(dossier.nodes))[:MOST_ROWS],
@@ -133,11 +144,22 @@ def _figures(dossier: Dossier) -> Iterator[Figure]:
         )
 
 
-def _behind(figure: Figure) -> tuple[str, int, float]:
-    """By collective and ranks, and of these the slowest first."""
+def _others(figures: Sequence[Figure]) -> Iterator[Other]:
+    """The slowest of each kind: one that falls behind the rest of them is a bad node or link."""
+    kinds: defaultdict[tuple[Collective, int], list[Figure]] = defaultdict(list)
+    for figure in figures:
+        kinds[figure.collective, figure.ranks].append(figure)
+    for kind in kinds.values():
+        median = statistics.median(map(_speed, kind))
+        for figure in sorted(kind, key=_speed)[:MOST_OF_A_KIND]:
+            share = f"{_speed(figure) / median:.0%}" if median and len(kind) > 1 else ""
+            yield Other(figure, share)
+
+
+def _speed(figure: Figure) -> float:
+    """busbw at the largest size, of the slower tool; 0 without a result."""
     rows = [each.largest for each in figure.series]
-    slowest = min((row.busbw for row in rows if row is not None), default=0.0)
-    return figure.collective, -figure.ranks, slowest
+    return min((row.busbw for row in rows if row is not None), default=0.0)
 
 
 def _best(series: Series) -> str:
