@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,13 +89,15 @@ def start(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     pass_fds: Sequence[int] = (),
+    stdin: int = subprocess.DEVNULL,
+    stderr: int = subprocess.STDOUT,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The program `argv` with its output on one pipe; ended, whatever happens, on leaving."""
     child = subprocess.Popen(
         argv,
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=stderr,
         env=None if env is None else dict(env),
         cwd=cwd,
         pass_fds=pass_fds,
@@ -106,8 +108,8 @@ def start(
         yield child
     finally:
         end(child)
-        if child.stdout is not None:
-            child.stdout.close()
+        for pipe in filter(None, (child.stdin, child.stdout, child.stderr)):
+            pipe.close()
 
 
 def spawn(argv: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
@@ -131,16 +133,30 @@ def end(child: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         return
-    # torchrun gives each rank a session of its own, so the process group is not enough
-    family = [child.pid, *_descendants(child.pid)]
+    family = _family(child)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(TERM_GRACE_S)
-    for pid in family:
+    _kill(family)
+    child.wait()
+
+
+def kill(child: subprocess.Popen[bytes]) -> None:
+    """End `child` and all that it started at once, as a machine does that loses its power."""
+    _kill(_family(child))
+    child.wait()
+
+
+def _family(child: subprocess.Popen[bytes]) -> list[int]:
+    # torchrun gives each rank a session of its own, so the process group is not enough
+    return [child.pid, *_descendants(child.pid)]
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-    child.wait()
 
 
 def _lines_until(child: subprocess.Popen[bytes], deadline: float | None) -> Iterator[str]:
