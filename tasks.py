@@ -312,6 +312,19 @@ def compare_images(_c: Context, left: str, right: str, times: bool = False) -> N
             raise Exit(code=ExitCode.FINDINGS)
 
 
+@task(help=JSON)
+def compare(_c: Context, json: str | None = None) -> None:
+    """Rank the nodes of the smoke reports after --, and name the odd one out. A second."""
+    with command() as terminal:
+        from muster import compare as comparing
+
+        path = _writable(json)
+        found = comparing.compare([Path(each) for each in _after_dashes()])
+        terminal.console.print(report.compare(found))
+        _write_json(path, found.to_dict())
+        _end(finding_verdict(found.findings))
+
+
 @task(
     help={
         "nproc-per-node": "ranks on this node (default: one a GPU, 2 without)",

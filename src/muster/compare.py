@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from muster import dossier
+from muster import dossier, size
 from muster.bandwidth.results import Collective, Tool
-from muster.dossier import Dossier, Node, Series
+from muster.bandwidth.series import Series
+from muster.dossier import Dossier, Node
 from muster.errors import ReportsOfDifferentImages, TooFewReports
 from muster.finding import Finding, Outcome, Severity
 
@@ -64,11 +65,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`ranks` are the nodes, the fastest first; `findings` name the odd ones out."""
+    """`ranks` are the nodes, the fastest first; `findings` name the odd ones out.
+
+    `missing` left no results in their reports.
+    """
 
     ranks: tuple[Rank, ...]
     rankings: tuple[Ranking, ...]
     differences: tuple[Difference, ...]
+    missing: tuple[str, ...]
     findings: tuple[Finding, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,12 +90,13 @@ class _Contestant:
 
 
 def compare(paths: Sequence[Path]) -> Comparison:
-    """The nodes of the reports that `smoke --json` wrote to `paths`.
+    """The nodes of the reports that `smoke --json` wrote to `paths`; a file counts once.
 
     Raises ReportUnreadable, ReportBroken, ReportOfOtherSchema, ReportsOfDifferentImages and
     TooFewReports.
     """
-    reports = [(path, dossier.read(path)) for path in paths]
+    once = {path.resolve(): path for path in paths}.values()
+    reports = [(path, dossier.read(path)) for path in once]
     for path, report in reports[1:]:
         if _image(report) != _image(reports[0][1]):
             raise ReportsOfDifferentImages(
@@ -105,6 +111,9 @@ def compare(paths: Sequence[Path]) -> Comparison:
         ranks=_ranks(contestants, rankings),
         rankings=rankings,
         differences=differences,
+        missing=tuple(
+            node.host for _, report in reports for node in report.nodes if node.missing is not None
+        ),
         findings=(*_behind(rankings), *_alone(differences, len(contestants))),
     )
 
@@ -131,8 +140,8 @@ def _contestant(name: str, report: Dossier, node: Node) -> _Contestant:
     facts = {key: value for key, value in node.facts.items() if key not in _MOVING}
     facts |= {f"version of {key}": value for key, value in report.versions.items()}
     if node.watched is not None:
-        facts["network chosen"] = " and ".join(node.watched.networks)
-        facts["GPUs talk by"] = ", ".join(sorted(node.watched.links))
+        facts["network chosen"] = node.watched.network
+        facts["GPUs talk by"] = node.watched.talk
     if len(report.nodes) == 1:
         facts |= {f"step {each.name}": _outcome(each.outcome) for each in report.steps}
     return _Contestant(name, own, facts)
@@ -159,15 +168,16 @@ def _rankings(contestants: Sequence[_Contestant]) -> Iterator[Ranking]:
         }
         shared = set.intersection(*(set(each) for each in speeds.values()))
         if len(speeds) > 1 and shared:
-            size = max(shared)
-            at_size = {name: each[size] for name, each in speeds.items()}
-            yield Ranking(collective, tool, size, _places(at_size))
+            largest = max(shared)
+            at_size = {name: each[largest] for name, each in speeds.items()}
+            yield Ranking(collective, tool, largest, _places(at_size))
 
 
 def _places(speeds: Mapping[str, float]) -> tuple[Place, ...]:
     places = []
     for node, speed in speeds.items():
-        median = statistics.median(other for name, other in speeds.items() if name != node)
+        # of an even number the upper one: a slow node of three makes the other two no faster
+        median = statistics.median_high(other for name, other in speeds.items() if name != node)
         places.append(Place(node, speed, round(speed / median, 3) if median else 1.0))
     return tuple(sorted(places, key=lambda place: -place.busbw))
 
@@ -202,7 +212,7 @@ def _behind(rankings: Iterable[Ranking]) -> Iterator[Finding]:
             severity=Severity.ERROR,
             what=f"{place.node} is {share}% behind the other nodes in {ranking.collective}",
             where=place.node,
-            evidence=f"{ranking.tool}, {ranking.size_bytes} bytes, busbw in GB/s: {shown}",
+            evidence=f"{ranking.tool}, {size.binary(ranking.size_bytes)}, busbw in GB/s: {shown}",
             cause="a slower link, GPU clock or path between GPUs and HCAs than the others have",
             remedy=f"look at how its facts differ, then run ./invokew doctor on {place.node}",
         )

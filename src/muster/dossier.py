@@ -9,55 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.bandwidth.floors import Floor
-from muster.bandwidth.results import Row, Run
+from muster.bandwidth.series import Series
 from muster.errors import ReportBroken, ReportOfOtherSchema, ReportUnreadable
 from muster.explain.picture import Picture
-from muster.finding import Finding, Outcome, Verdict
+from muster.finding import Finding, Verdict
 from muster.shape import Misshapen, shaped
+from muster.steps import Step
 
 SCHEMA = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A step of the suite. `measure` is what it measured, or why it does not apply or did not run.
-
-    `command` repeats it, and nothing else, on one line.
-    """
-
-    name: str
-    outcome: Outcome
-    seconds: float
-    limit_s: float | None
-    measure: str
-    findings: tuple[Finding, ...]
-    output: str
-    command: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Series:
-    """One run of a collective over its sizes, across the hosts of `nodes`, and what it must reach.
-
-    `claimed` is false where the figures say nothing of a link: on one GPU, or by gloo on a CPU.
-    """
-
-    run: Run
-    backend: str
-    nodes: tuple[str, ...]
-    claimed: bool
-    floor: Floor | None
-
-    def __post_init__(self) -> None:
-        if any(row.bytes < 1 or row.busbw < 0 for row in self.run.rows):
-            raise ValueError("a row has at least 1 byte, and a busbw of at least 0 GB/s")
-        if self.floor is not None and (self.floor.bytes < 0 or self.floor.busbw < 0):
-            raise ValueError("a floor is not below 0")
-
-    @property
-    def largest(self) -> Row | None:
-        return max(self.run.rows, key=lambda row: row.bytes, default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +32,23 @@ class Watched:
     rings: int
     trees: bool
     nvls: int
+
+    @property
+    def network(self) -> str:
+        direct = {True: ", GPUDirect", False: ", no GPUDirect", None: ""}[self.gpu_direct]
+        return f"{' and '.join(self.networks) or 'not told'}{direct}"
+
+    @property
+    def talk(self) -> str:
+        """How GPUs talk, without the counts: they differ with a node's place in the rings."""
+        return ", ".join(sorted(self.links)) or "not told"
+
+    @property
+    def graph(self) -> str:
+        told = [f"{self.rings} rings"] if self.rings else []
+        told += ["trees"] if self.trees else []
+        told += [f"{self.nvls} NVLS channels"] if self.nvls else []
+        return ", ".join(told) or "not told"
 
 
 @dataclass(frozen=True, kw_only=True)

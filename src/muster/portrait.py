@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.explain.picture import Communicator, LastWork, Node, Picture, Ranks, Variable
+from muster.tables import bare
 
 # of values that differ from process to process, so many are shown
 _MOST_VALUES = 3
@@ -33,9 +34,7 @@ def portrait(picture: Picture) -> RenderableType:
 
 
 def _nodes(nodes: Iterable[Node]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("nodes", "ranks", "network", "GPUDirect", "ranks talk by"):
-        table.add_column(heading)
+    table = bare("nodes", "ranks", "network", "GPUDirect", "ranks talk by", wraps=5)
     alike: defaultdict[tuple[str, str, str], list[Node]] = defaultdict(list)
     for node in nodes:
         alike[_looks(node)].append(node)

@@ -18,7 +18,12 @@ from rich.text import Text
 from muster import size
 from muster.errors import CannotWrite, DiskFull
 from muster.finding import Finding, Outcome, Severity, Verdict
+from muster.finding import verdict as verdict_of
+from muster.page.words import line, plain
 from muster.portrait import portrait
+from muster.standings import named, standings
+from muster.summary import summary
+from muster.tables import bare
 
 if TYPE_CHECKING:
     # what is reported is made elsewhere: its modules need not be loaded to print something else
@@ -26,13 +31,14 @@ if TYPE_CHECKING:
     from muster import lock as lock_
     from muster import verify as verify_
     from muster.bisect.bisection import Result as Bisected
+    from muster.compare import Comparison
     from muster.doctor.examine import Result as Examined
+    from muster.dossier import Dossier
     from muster.explain.explanation import Explanation
     from muster.fabric import Fabric
     from muster.manifests.spec import Spec
     from muster.proofs import Proof
     from muster.rehearse.rehearsal import Result as Played
-    from muster.smoke import Result
     from muster.steps import Step
 
 # https://www.w3.org/TR/xml/#charsets
@@ -60,7 +66,7 @@ def build(result: "image.Result") -> str:
 
 def largest(facts: Mapping[str, Any], count: int = 8) -> RenderableType:
     """The largest wheels of an image, as they are in it after trimming and stripping."""
-    table = _table("largest parts", "unpacked")
+    table = bare("largest parts", "unpacked")
     for name, part in list(facts["parts"].items())[:count]:
         table.add_row(Text(name), size.decimal(part))
     return table
@@ -68,7 +74,7 @@ def largest(facts: Mapping[str, Any], count: int = 8) -> RenderableType:
 
 def rehearsal(result: "Played") -> RenderableType:
     """The pods in every try, the Findings, the notes and the verdict."""
-    table = _table("pod", "try", "node", "ranks", "exit", "seconds")
+    table = bare("pod", "try", "node", "ranks", "exit", "seconds")
     for pod in result.pods:
         table.add_row(
             pod.name,
@@ -146,7 +152,7 @@ def lint(command: str, file: str, found: Iterable[Finding]) -> dict[str, Any]:
 
 def fabrics(known: "Iterable[Fabric]") -> RenderableType:
     """One row a fabric: the GPUs of a node, the level it needs, the network that NCCL must name."""
-    table = _table("fabric", "GPUs", "Pod Security", "NCCL says", "is")
+    table = bare("fabric", "GPUs", "Pod Security", "NCCL says", "is")
     for each in known:
         gpus = str(each.gpus_per_node or "any")
         words = (each.name, gpus, each.pod_security, each.using_network[0], each.summary)
@@ -181,19 +187,34 @@ def comparison(found: "layers.Comparison") -> str:
     return "\n".join([*lines, "equal" if found.equal else "not equal"])
 
 
-def smoke(result: "Result") -> RenderableType:
-    """The table of steps, the Findings, and the verdict alone on the last line."""
-    table = _table("step", "outcome", "seconds", "measure")
-    for step in result.steps:
-        outcome = Text(step.outcome, _STYLES[step.outcome])
-        seconds = Text(f"{step.seconds:.1f}", justify="right")
-        table.add_row(Text(step.name), outcome, seconds, Text(step.measure))
-    return _closing(table, result.findings, result.verdict)
+def smoke(dossier: "Dossier") -> RenderableType:
+    """The steps, what else the run tells, the Findings; the verdict stands alone at the end."""
+    table = bare("step", "outcome", "seconds", "measure")
+    for step in dossier.steps:
+        ran = step.outcome is not Outcome.NOT_RUN
+        table.add_row(
+            Text(line(step.name)),
+            Text(step.outcome, _STYLES[step.outcome]),
+            Text(f"{step.seconds:.1f}" if ran else "", justify="right"),
+            Text(line(step.measure)),
+        )
+    beside = (Group(Text(), part) for part in summary(dossier))
+    return _closing(Group(table, *beside), dossier.findings, dossier.verdict)
+
+
+def compare(found: "Comparison") -> RenderableType:
+    """The nodes by rank, what differs, the Findings, and on the last line who is odd."""
+    parts = [Group(Text(), part) for part in standings(found)]
+    odd = tuple(dict.fromkeys(each.where for each in found.findings))
+    told = Text(
+        f"odd: {named(odd)}" if odd else "no node is odd", _STYLES[verdict_of(found.findings)]
+    )
+    return Group(*parts, Text(), *map(_finding, found.findings), told)
 
 
 def verify(result: "verify_.Result") -> RenderableType:
     """The table of proofs, the Findings, and the verdict alone on the last line."""
-    table = _table("proof", "outcome", "evidence")
+    table = bare("proof", "outcome", "evidence")
     for proof in result.proofs:
         table.add_row(proof.name, Text(proof.outcome, _STYLES[proof.outcome]), Text(_first(proof)))
     return _closing(table, result.findings, result.verdict)
@@ -201,7 +222,7 @@ def verify(result: "verify_.Result") -> RenderableType:
 
 def doctor(result: "Examined") -> RenderableType:
     """The table of checks, the Findings, and the verdict alone on the last line."""
-    table = _table("check", "outcome", "measure")
+    table = bare("check", "outcome", "measure")
     for each in result.examinations:
         table.add_row(each.name, Text(each.outcome, _STYLES[each.outcome]), Text(each.measure))
     return _closing(table, result.findings, result.verdict)
@@ -216,7 +237,7 @@ def proved(result: "verify_.Result") -> str:
 
 def lock(result: "lock_.Result") -> RenderableType:
     """The table of pins that are behind, what stays and why, and on the last line what was done."""
-    table = _table("what", "where", "from", "to")
+    table = bare("what", "where", "from", "to")
     for move in result.moves:
         table.add_row(move.what, move.where, _short(move.before), _short(move.after))
     parts: list[RenderableType] = [table, Text()] if result.moves else []
@@ -241,15 +262,6 @@ def _first(proof: "Proof") -> str:
     return proof.evidence.partition("\n")[0]
 
 
-def _table(*headings: str) -> Table:
-    """A table without lines, whose last column alone may wrap."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings[:-1]:
-        table.add_column(heading, no_wrap=True)
-    table.add_column(headings[-1])
-    return table
-
-
 def _closing(
     table: RenderableType, findings: Iterable[Finding], verdict: Verdict
 ) -> RenderableType:
@@ -258,10 +270,10 @@ def _closing(
 
 
 def _finding(finding: Finding) -> RenderableType:
-    heading = Text.assemble(
-        (finding.severity, _STYLES[finding.severity]), f" in {finding.where}: {finding.what}"
-    )
-    told = {name: getattr(finding, name) for name in ("evidence", "cause", "remedy")}
+    """Of any text only what a terminal shows: it may come from a log, or from another machine."""
+    where, what = plain(finding.where), plain(finding.what)
+    heading = Text.assemble((finding.severity, _STYLES[finding.severity]), f" in {where}: {what}")
+    told = {name: plain(getattr(finding, name)) for name in ("evidence", "cause", "remedy")}
     return Group(heading, _grid(told), Text())
 
 
@@ -275,14 +287,14 @@ def _grid(told: Mapping[str, str]) -> Table:
     return grid
 
 
-def junit(result: "Result") -> bytes:
+def junit(dossier: "Dossier") -> bytes:
     """The steps as JUnit XML, the dialect that pytest writes and CI systems read."""
-    suite = ET.Element("testsuite", name="muster smoke", time=f"{result.seconds:.3f}")
-    for step in result.steps:
+    suite = ET.Element("testsuite", name="muster smoke", time=f"{dossier.seconds:.3f}")
+    for step in dossier.steps:
         suite.append(_testcase(step))
     # what the run itself found, a refused GPU for one, is no step's: it gets a case of its own
-    of_steps = {each for step in result.steps for each in step.findings}
-    for each in result.findings:
+    of_steps = {each for step in dossier.steps for each in step.findings}
+    for each in dossier.findings:
         if each.severity is Severity.ERROR and each not in of_steps:
             case = ET.SubElement(suite, "testcase", classname="smoke", name=each.where)
             ET.SubElement(case, "failure", message=_xml(each.what)).text = _xml(_plain(each))
@@ -299,6 +311,8 @@ def _testcase(step: "Step") -> ET.Element:
     case = ET.Element("testcase", classname="smoke", name=step.name, time=f"{step.seconds:.3f}")
     if step.outcome is Outcome.NOT_APPLICABLE:
         ET.SubElement(case, "skipped", message=_xml(step.measure))
+    if step.outcome is Outcome.NOT_RUN:
+        ET.SubElement(case, "skipped", message=_xml(f"not run: {step.measure}"))
     if step.outcome is Outcome.FAILED:
         what = "; ".join(each.what for each in step.findings)
         failure = ET.SubElement(case, "failure", message=_xml(what))

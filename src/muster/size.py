@@ -6,6 +6,7 @@ from decimal import Decimal
 from muster.errors import NotASize
 
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_BINARY = ("B", "KiB", "MiB", "GiB")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([bkmgt]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 
 
@@ -19,9 +20,9 @@ def parse(text: str) -> int:
 
 
 def binary(size: int) -> str:
-    """`size` bytes in MiB or GiB, e.g. "64 MiB", "1.5 GiB"."""
-    unit, name = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
-    return f"{size / unit:.4g} {name}"
+    """`size` bytes in the largest unit to GiB that they fill: "8 B", "64 MiB", "1.5 GiB"."""
+    unit = min(max(size.bit_length() - 1, 0) // 10, len(_BINARY) - 1)
+    return f"{size / 2 ** (10 * unit):.4g} {_BINARY[unit]}"
 
 
 def decimal(size: int) -> str:

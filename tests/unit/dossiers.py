@@ -7,8 +7,10 @@ from pathlib import Path
 
 from muster.bandwidth.floors import Basis, Floor
 from muster.bandwidth.results import Collective, Row, Run, Tool
-from muster.dossier import Dossier, ImageRef, Node, Series, Step, Watched
+from muster.bandwidth.series import Series
+from muster.dossier import Dossier, ImageRef, Node, Watched
 from muster.finding import Finding, Outcome, Severity, Verdict
+from muster.steps import Step
 
 SIZES = tuple(2**power for power in range(3, 34, 2))
 

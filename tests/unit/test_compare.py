@@ -1,10 +1,15 @@
 """Reports side by side: who is behind, who is odd, and what cannot be compared."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.unit.conftest import ROOT
 from tests.unit.dossiers import cluster, dossier, node, written
 
 from muster.compare import Comparison, compare
@@ -17,6 +22,21 @@ from muster.errors import (
     TooFewReports,
 )
 from muster.finding import Outcome, Severity
+
+COMMAND = (sys.executable, "-m", "muster", "compare")
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """./invokew compare, as a user runs it in `folder`."""
+    plain = {name: text for name, text in os.environ.items() if name != "FORCE_COLOR"}
+    return subprocess.run(
+        [*COMMAND, *words],
+        cwd=folder,
+        env={**plain, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def compared(folder: Path, *found: Dossier) -> Comparison:
@@ -35,8 +55,10 @@ def test_a_slow_node_is_named_once_with_the_figures_of_all(tmp_path: Path) -> No
     (finding,) = found.findings
     assert (finding.severity, finding.where) == (Severity.ERROR, "b")
     assert finding.what.startswith("b is 44% behind the other nodes in ")
-    assert finding.evidence.endswith("a 359.7, c 359.7, b 199.9")
-    assert found.ranks[-1].node == "b"
+    assert finding.evidence == "nccl-tests, 8 GiB, busbw in GB/s: a 359.7, c 359.7, b 199.9"
+    assert [rank.node for rank in found.ranks] == ["a", "c", "b"]
+    # a slow one among the others makes none of them fast
+    assert [rank.ratio for rank in found.ranks[:2]] == [1, 1]
 
 
 def test_of_two_nodes_the_slower_is_named_and_no_fact_is_odd(tmp_path: Path) -> None:
@@ -89,6 +111,7 @@ def test_the_nodes_of_one_report_are_compared_without_the_one_that_left_none(
 ) -> None:
     found = compared(tmp_path, cluster(4))
     assert {rank.node for rank in found.ranks} == {"gpu-0", "gpu-1", "gpu-2"}
+    assert found.missing == ("gpu-3",)
     assert [each.what for each in found.findings] == ["gpu-2 alone differs in driver"]
 
 
@@ -129,6 +152,13 @@ def test_reports_of_different_images_are_refused_naming_both(tmp_path: Path) -> 
         compared(tmp_path, dossier("a"), replace(other, image=None))
 
 
+def test_a_file_that_is_given_twice_counts_once(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.json", dossier("a"))
+    (tmp_path / "again.json").symlink_to(path)
+    with pytest.raises(TooFewReports, match="hold 1 nodes"):
+        compare([path, tmp_path / "again.json"])
+
+
 def test_one_node_is_too_few(tmp_path: Path) -> None:
     with pytest.raises(TooFewReports, match="hold 1 nodes"):
         compared(tmp_path, dossier("a"))
@@ -162,3 +192,55 @@ def test_a_comparison_is_json(tmp_path: Path) -> None:
     told = json.loads(json.dumps(found.to_dict()))
     assert (told["schema"], told["command"]) == (1, "compare")
     assert told["ranks"][-1]["node"] == "b"
+
+
+# ---- the command --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a user has reports, with tasks.py beside them for Invoke to find."""
+    (tmp_path / "tasks.py").symlink_to(ROOT / "tasks.py")
+    written(tmp_path / "a.json", dossier("a"))
+    written(tmp_path / "b.json", dossier("b"))
+    written(tmp_path / "slow.json", dossier("slow", 200))
+    written(tmp_path / "image.json", replace(dossier("c"), image=None))
+    whole = (tmp_path / "a.json").read_text()
+    (tmp_path / "cut.json").write_text(whole[: len(whole) // 2])
+    (tmp_path / "old.json").write_text('{"schema": 1, "command": "smoke", "verdict": "READY"}')
+    return tmp_path
+
+
+def test_nodes_that_are_alike_end_with_0(folder: Path) -> None:
+    done = command(folder, "--", "a.json", "b.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "no node is odd"
+
+
+def test_a_node_that_is_behind_ends_with_1_and_stands_in_the_json(folder: Path) -> None:
+    done = command(folder, "--json", "out.json", "--", "a.json", "slow.json", "b.json")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.splitlines()[-1] == "odd: slow"
+    told = json.loads((folder / "out.json").read_text())
+    assert [each["where"] for each in told["findings"]] == ["slow"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("a.json cut.json", r"cut\.json: it is not JSON, or not all of it is here"),
+        ("a.json old.json", r"old\.json has schema 1, this Muster reads 2"),
+        ("a.json image.json", r"a\.json is of the image sha256:3f\w+, image\.json of no image"),
+        ("a.json none.json", r"cannot read none\.json: No such file"),
+        ("a.json", r"the reports hold 1 nodes"),
+        ("", r"the reports hold 0 nodes"),
+    ],
+)
+def test_what_cannot_be_compared_ends_with_2_and_one_message(
+    folder: Path, words: str, says: str
+) -> None:
+    done = command(folder, "--", *words.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    message, remedy = done.stderr.splitlines()
+    assert re.match(rf"muster: .*{says}", message), message
+    assert re.match(r"  do: \S", remedy)

@@ -9,7 +9,7 @@ from tests.unit.dossiers import rows as measured_rows
 
 from muster.bandwidth.floors import Basis, Floor
 from muster.bandwidth.results import Collective, Row, Run, Tool
-from muster.page.plot import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, plot, size
+from muster.page.plot import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, plot
 
 RUN = Run(tool=Tool.TORCH, collective=Collective.ALL_REDUCE, nranks=8, rows=measured_rows(360))
 
@@ -117,11 +117,3 @@ def test_every_mark_is_in_the_frame(rows: list[tuple[int, float]], least: float 
     assert 2 <= len(found.y_ticks) <= 8
     assert RIGHT < WIDTH
     assert BOTTOM < HEIGHT
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "text"),
-    [(1, "1 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**33, "8 GiB")],
-)
-def test_a_size_is_said_in_the_unit_it_fills(size_bytes: int, text: str) -> None:
-    assert size(size_bytes) == text

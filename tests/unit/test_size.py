@@ -40,7 +40,17 @@ def test_refuses_what_is_no_size_and_shows_it(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(64 * 2**20, "64 MiB"), (2**30, "1 GiB"), (3 * 2**29, "1.5 GiB"), (2**30 - 2**20, "1023 MiB")],
+    [
+        (0, "0 B"),
+        (8, "8 B"),
+        (2**10 - 1, "1023 B"),
+        (64 * 2**10, "64 KiB"),
+        (64 * 2**20, "64 MiB"),
+        (2**30, "1 GiB"),
+        (3 * 2**29, "1.5 GiB"),
+        (2**30 - 2**20, "1023 MiB"),
+        (2**40, "1024 GiB"),
+    ],
 )
 def test_shows_memory_in_binary_units(count: int, text: str) -> None:
     assert size.binary(count) == text

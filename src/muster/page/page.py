@@ -4,6 +4,7 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from muster import size
 from muster.dossier import Dossier
 from muster.page import plot, words
 from muster.page.sheet import sheet
@@ -27,6 +28,6 @@ def _template() -> Template:
         "line": words.line,
         "block": words.block,
         "tail": words.tail,
-        "bytes": plot.size,
+        "bytes": size.binary,
     }
     return environment.get_template("report.html")

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from muster import size
 from muster.bandwidth.floors import Floor
 from muster.bandwidth.results import Row, Run, Tool
 
@@ -11,7 +12,6 @@ WIDTH, HEIGHT = 360, 226
 LEFT, RIGHT, TOP, BOTTOM = 40, 338, 26, 190
 _MOST_X_TICKS = 6
 _WANTED_Y_TICKS = 4
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _x_ticks(scale: _Scale) -> Iterator[Tick]:
     first, last = math.ceil(scale.low), math.floor(scale.high)
     apart = max(1, math.ceil((last - first) / (_MOST_X_TICKS - 1)))
     for power in range(first, last + 1, apart):
-        yield Tick(scale.x(2**power), size(2**power))
+        yield Tick(scale.x(2**power), size.binary(2**power))
 
 
 def _level(floor: Floor, scale: _Scale) -> Level:
@@ -107,9 +107,3 @@ def _line(run: Run, scale: _Scale) -> Line:
     rows: list[Row] = sorted(run.rows, key=lambda row: row.bytes)
     marks = tuple((scale.x(row.bytes), scale.y(row.busbw)) for row in rows)
     return Line(run.tool, " ".join(f"{x},{y}" for x, y in marks), marks)
-
-
-def size(size_bytes: int) -> str:
-    """In the largest binary unit that it fills: "8 B", "1.5 GiB"."""
-    unit = min((size_bytes.bit_length() - 1) // 10, len(_UNITS) - 1)
-    return f"{size_bytes / 1024**unit:.4g} {_UNITS[unit]}"

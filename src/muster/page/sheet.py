@@ -5,11 +5,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from muster import size
 from muster.bandwidth.floors import Floor
 from muster.bandwidth.results import Collective, Tool
-from muster.dossier import Dossier, Node, Series, Step, Watched
+from muster.bandwidth.series import Series
+from muster.dossier import Dossier, Node
 from muster.finding import Finding, Outcome, Severity
 from muster.page import plot, words
+from muster.steps import Step
 
 # more would make a page that nobody reads and no ticket takes; the JSON has them all
 MOST_PLOTS = 18
@@ -20,7 +23,6 @@ MOST_FINDINGS = 60
 _FEW = 2
 _MOST_VALUES = 6
 _Group = tuple[Collective, tuple[str, ...], int]
-_DIRECT = {True: "GPUDirect", False: "no GPUDirect"}
 _TOLD_OUTCOMES = {
     Outcome.PASSED: "passed",
     Outcome.FAILED: "failed",
@@ -166,15 +168,15 @@ def _best(series: Series) -> str:
     row = series.largest
     if row is None:
         return f"no result: {series.run.failure}" if series.run.failure else "no result"
-    return f"{row.busbw:.4g} GB/s at {plot.size(row.bytes)}"
+    return f"{row.busbw:.4g} GB/s at {size.binary(row.bytes)}"
 
 
 def _rows(series: Sequence[Series]) -> Iterator[tuple[str, ...]]:
     by_size = [{row.bytes: row.busbw for row in each.run.rows} for each in series]
-    for size_bytes in sorted({size for each in by_size for size in each}):
+    for size_bytes in sorted({key for each in by_size for key in each}):
         cells = (each.get(size_bytes) for each in by_size)
         yield (
-            plot.size(size_bytes),
+            size.binary(size_bytes),
             *("" if cell is None else f"{cell:.4g}" for cell in cells),
         )
 
@@ -187,19 +189,8 @@ def _seen(node: Node) -> Seen:
         silent = "no NCCL ran here"
         return Seen(node.host, node.missing, silent, silent, silent)
     found = node.watched
-    links = (f"{via} x {count}" for via, count in found.links.items())
-    network = " and ".join(found.networks) or "not told"
-    if found.gpu_direct is not None:
-        network += f", {_DIRECT[found.gpu_direct]}"
-    talk = ", ".join(links) or "not told"
-    return Seen(node.host, node.missing, network, talk, _graph(found))
-
-
-def _graph(found: Watched) -> str:
-    told = [f"{found.rings} rings"] if found.rings else []
-    told += ["trees"] if found.trees else []
-    told += [f"{found.nvls} NVLS channels"] if found.nvls else []
-    return ", ".join(told) or "not told"
+    links = ", ".join(f"{via} x {count}" for via, count in found.links.items())
+    return Seen(node.host, node.missing, found.network, links or found.talk, found.graph)
 
 
 def _facts(nodes: Sequence[Node]) -> Iterator[Fact]:
