@@ -51,10 +51,49 @@ def bind_device() -> torch.device:
     return device
 
 
-def init(device: torch.device, timeout: int) -> None:
+def meet(device: torch.device, timeout: timedelta) -> tuple[dist.Store, int, int]:
+    """The store where every rank has told of itself, this rank, and how many there are.
+
+    Exits with the names of the ranks that are missing, have another torch or share a GPU: the start
+    of the group would only hang, or run out of memory.
+    """
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        # torchrun has a store for its ranks, or leaves it to rank 0
+        is_master=rank == 0 and os.environ["TORCHELASTIC_USE_AGENT_STORE"] != "True",
+        wait_for_workers=False,
+        timeout=timeout,
+    )
+    names, gpu = [f"rank {each}" for each in range(world_size)], f"none for {rank}"
+    if device.type == "cuda":
+        gpu = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    store.set(names[rank], f"torch {torch.__version__} for {device.type}|{gpu}")
+    try:
+        store.wait(names, timeout)
+    except dist.DistStoreError:
+        missing = ", ".join(name for name in names if not store.check([name]))
+        sys.exit(f"Rank {rank} fails: no sign of {missing} in {timeout.total_seconds():g} s")
+    kinds, gpus = zip(*(each.decode().split("|") for each in store.multi_get(names)), strict=True)
+    other = {name: kind for name, kind in zip(names, kinds, strict=True) if kind != kinds[0]}
+    if other:
+        told = f"{', '.join(other)} has {', '.join(set(other.values()))}"
+        sys.exit(f"Rank {rank} fails: rank 0 has {kinds[0]}, but {told}")
+    sharing = [name for name, its in zip(names, gpus, strict=True) if gpus.count(its) > 1]
+    if sharing:
+        sys.exit(f"Rank {rank} fails: not every rank has a GPU of its own: {', '.join(sharing)}")
+    return store, rank, world_size
+
+
+def init(device: torch.device, timeout: timedelta) -> None:
+    store, rank, world_size = meet(device, timeout)
     dist.init_process_group(
         backend="nccl" if device.type == "cuda" else "gloo",
-        timeout=timedelta(seconds=timeout),
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
 
@@ -81,7 +120,7 @@ def write_line(text: str, stream: TextIO = sys.stdout) -> None:
 def check(timeout: int) -> int:
     started = time.perf_counter()
     device = bind_device()
-    init(device, timeout)
+    init(device, timedelta(seconds=timeout))
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     own = sum_of_ranks(device)

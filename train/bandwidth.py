@@ -16,18 +16,20 @@ Two nodes with 8 GPUs each; the same on both, HOST is the name of one of them:
 """
 
 import argparse
+import faulthandler
+import functools
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+TIMEOUT = timedelta(seconds=60)
 ELEMENT_BYTES = 4  # float32
 # nccl-tests gives each rank a multiple of this, where there is as much
 SHARE_BYTES = 16
@@ -79,99 +81,86 @@ def bind_device() -> torch.device:
     return device
 
 
-# -- the collectives ------------------------------------------------------------------------------
+def meet(device: torch.device, timeout: timedelta) -> tuple[dist.Store, int, int]:
+    """The store where every rank has told of itself, this rank, and how many there are.
 
-
-class Exchange(NamedTuple):
-    """One collective on buffers of one size, and what proves it.
-
-    `sent` has the value of each equal part of `send`, `wanted` that of `receive` afterwards: small
-    whole numbers, since float32 has no others that add up exactly. No two parts of a rank are
-    alike, nor are the same parts of two ranks.
+    Exits with the names of the ranks that are missing, have another torch or share a GPU: the start
+    of the group would only hang, or run out of memory.
     """
-
-    run: Callable[[], object]
-    send: Tensor
-    sent: list[int]
-    receive: Tensor
-    wanted: list[int]
-
-
-class Ranks:
-    """This rank and all ranks, and buffers on this rank's device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.rank: int = dist.get_rank()
-        self.size: int = dist.get_world_size()
-
-    def buffer(self, size: int) -> Tensor:
-        """A buffer of `size` bytes, rounded down to an element."""
-        return torch.zeros(size // ELEMENT_BYTES, dtype=torch.float32, device=self.device)
-
-    def share(self, size: int) -> int:
-        """Bytes of each rank's share of `size` bytes: one element at least."""
-        return max(size // self.size // SHARE_BYTES * SHARE_BYTES, ELEMENT_BYTES)
-
-
-def all_reduce(ranks: Ranks, size: int) -> Exchange:
-    buffer = ranks.buffer(size)
-    total = ranks.size * (ranks.size + 1) // 2
-    return Exchange(lambda: dist.all_reduce(buffer), buffer, [ranks.rank + 1], buffer, [total])
-
-
-def broadcast(ranks: Ranks, size: int) -> Exchange:
-    buffer = ranks.buffer(size)
-    return Exchange(lambda: dist.broadcast(buffer, 0), buffer, [ranks.rank + 1], buffer, [1])
-
-
-def all_gather(ranks: Ranks, size: int) -> Exchange:
-    share = ranks.share(size)
-    send, receive = ranks.buffer(share), ranks.buffer(share * ranks.size)
-    wanted = [rank + 1 for rank in range(ranks.size)]
-    return Exchange(
-        lambda: ALL_GATHER_SINGLE(receive, send), send, [ranks.rank + 1], receive, wanted
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        # torchrun has a store for its ranks, or leaves it to rank 0
+        is_master=rank == 0 and os.environ["TORCHELASTIC_USE_AGENT_STORE"] != "True",
+        wait_for_workers=False,
+        timeout=timeout,
     )
+    names, gpu = [f"rank {each}" for each in range(world_size)], f"none for {rank}"
+    if device.type == "cuda":
+        gpu = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    store.set(names[rank], f"torch {torch.__version__} for {device.type}|{gpu}")
+    try:
+        store.wait(names, timeout)
+    except dist.DistStoreError:
+        missing = ", ".join(name for name in names if not store.check([name]))
+        sys.exit(f"Rank {rank} fails: no sign of {missing} in {timeout.total_seconds():g} s")
+    kinds, gpus = zip(*(each.decode().split("|") for each in store.multi_get(names)), strict=True)
+    other = {name: kind for name, kind in zip(names, kinds, strict=True) if kind != kinds[0]}
+    if other:
+        told = f"{', '.join(other)} has {', '.join(set(other.values()))}"
+        sys.exit(f"Rank {rank} fails: rank 0 has {kinds[0]}, but {told}")
+    sharing = [name for name, its in zip(names, gpus, strict=True) if gpus.count(its) > 1]
+    if sharing:
+        sys.exit(f"Rank {rank} fails: not every rank has a GPU of its own: {', '.join(sharing)}")
+    return store, rank, world_size
 
 
-def reduce_scatter(ranks: Ranks, size: int) -> Exchange:
-    share = ranks.share(size)
-    send, receive = ranks.buffer(share * ranks.size), ranks.buffer(share)
-    sent = [ranks.rank + part + 1 for part in range(ranks.size)]
-    wanted = [ranks.size * (ranks.size + 1) // 2 + ranks.size * ranks.rank]
-    return Exchange(lambda: REDUCE_SCATTER_SINGLE(receive, send), send, sent, receive, wanted)
+# -- the collectives: each fills `receive` from `send`, which is the same buffer for some --------
 
 
-def alltoall(ranks: Ranks, size: int) -> Exchange:
-    share = ranks.share(size) * ranks.size
-    send, receive = ranks.buffer(share), ranks.buffer(share)
-    sent = [ranks.rank * ranks.size + part + 1 for part in range(ranks.size)]
-    wanted = [rank * ranks.size + ranks.rank + 1 for rank in range(ranks.size)]
-    return Exchange(lambda: dist.all_to_all_single(receive, send), send, sent, receive, wanted)
+def ring(receive: Tensor, send: Tensor) -> None:
+    """Each rank sends to the next and receives from the one before, at once."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    sends = dist.P2POp(dist.isend, send, (rank + 1) % size)
+    receives = dist.P2POp(dist.irecv, receive, (rank - 1) % size)
+    for work in dist.batch_isend_irecv([sends, receives]):
+        work.wait()
 
 
-def sendrecv(ranks: Ranks, size: int) -> Exchange:
-    """Round a ring: each rank sends to the next and receives from the one before, at once."""
-    send, receive = ranks.buffer(size), ranks.buffer(size)
-    after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
-
-    def run() -> None:
-        both = [dist.P2POp(dist.isend, send, after), dist.P2POp(dist.irecv, receive, before)]
-        for work in dist.batch_isend_irecv(both):
-            work.wait()
-
-    return Exchange(run, send, [ranks.rank + 1], receive, [before + 1])
-
-
-# each with the factor from algbw to busbw for n ranks
-COLLECTIVES: dict[str, tuple[Callable[[Ranks, int], Exchange], Callable[[int], float]]] = {
-    "all_reduce": (all_reduce, lambda n: 2 * (n - 1) / n),
-    "all_gather": (all_gather, lambda n: (n - 1) / n),
-    "reduce_scatter": (reduce_scatter, lambda n: (n - 1) / n),
-    "broadcast": (broadcast, lambda _: 1),
-    "alltoall": (alltoall, lambda n: (n - 1) / n),
-    "sendrecv": (sendrecv, lambda _: 1),
+COLLECTIVES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "all_reduce": lambda receive, _: dist.all_reduce(receive),
+    "all_gather": ALL_GATHER_SINGLE,
+    "reduce_scatter": REDUCE_SCATTER_SINGLE,
+    "broadcast": lambda receive, _: dist.broadcast(receive, 0),
+    "alltoall": dist.all_to_all_single,
+    "sendrecv": ring,
 }
+IN_PLACE = ("all_reduce", "broadcast")
+IN_SHARES = ("all_gather", "reduce_scatter", "alltoall")
+
+
+def values(name: str, rank: int, size: int) -> tuple[list[int], list[int]]:
+    """What this rank of `size` ranks sends, and what it must receive: the value of each equal part.
+
+    Small whole numbers, since float32 adds no others up exactly. No two parts of a rank are alike,
+    nor are the same parts of two ranks.
+    """
+    own, every = rank + 1, list(range(1, size + 1))
+    return {
+        "all_reduce": ([own], [sum(every)]),
+        "all_gather": ([own], every),
+        "reduce_scatter": ([rank + each for each in every], [sum(every) + size * rank]),
+        "broadcast": ([own], [1]),
+        "alltoall": ([rank * size + each for each in every], [r * size + own for r in range(size)]),
+        "sendrecv": ([own], [(rank - 1) % size + 1]),
+    }[name]
+
+
+def busbw_factor(name: str, size: int) -> float:
+    """From algbw to busbw: how much each link carries of every byte, with `size` ranks."""
+    share = (size - 1) / size
+    return {"all_reduce": 2 * share, "broadcast": 1, "sendrecv": 1}.get(name, share)
 
 
 # -- time and proof -------------------------------------------------------------------------------
@@ -197,40 +186,33 @@ def seconds_for(run: Callable[[], object], iterations: int, device: torch.device
     return float(mean)
 
 
-def wrong_elements(exchange: Exchange) -> int:
-    """How many elements are not what they must be after one run, on all ranks together."""
-    exchange.receive.zero_()
-    parts = exchange.send.chunk(len(exchange.sent))
-    for part, value in zip(parts, exchange.sent, strict=True):
-        part.fill_(value)
-    exchange.run()
-    parts = exchange.receive.chunk(len(exchange.wanted))
-    pairs = zip(parts, exchange.wanted, strict=True)
-    wrong = torch.stack([(part != value).sum() for part, value in pairs]).sum()
-    dist.all_reduce(wrong)
-    return int(wrong)
-
-
 def measure(
-    name: str, sizes: Iterable[int], iterations: int, ranks: Ranks
+    name: str, sizes: Iterable[int], iterations: int, device: torch.device
 ) -> list[dict[str, float]]:
     """Rows of bytes, seconds, algbw and busbw in GB/s (10^9) and wrong elements, one for a size."""
-    prepare, factor = COLLECTIVES[name]
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    sent, wanted = values(name, rank, world_size)
     rows: dict[int, dict[str, float]] = {}
     for wish in sizes:
-        exchange = prepare(ranks, wish)
-        size = max(exchange.send.nbytes, exchange.receive.nbytes)
+        share = max(wish // world_size // SHARE_BYTES * SHARE_BYTES, ELEMENT_BYTES)
+        part = (share if name in IN_SHARES else wish) // ELEMENT_BYTES
+        send = torch.zeros(part * len(sent), dtype=torch.float32, device=device)
+        receive = send if name in IN_PLACE else send.new_zeros(part * len(wanted))
+        size = max(send.nbytes, receive.nbytes)
         if size in rows:  # the least that can be shared is more than was wished
             continue
-        seconds = seconds_for(exchange.run, iterations, ranks.device)
+        run = functools.partial(COLLECTIVES[name], receive, send)
+        seconds = seconds_for(run, iterations, device)
+        # one more, for the proof: a row of the view for each part
+        receive.zero_()
+        send.view(-1, part).copy_(torch.tensor(sent, device=device).unsqueeze(1))
+        run()
+        wrong = (receive.view(-1, part) != torch.tensor(wanted, device=device).unsqueeze(1)).sum()
+        dist.all_reduce(wrong)
         algbw = size / seconds / 1e9
-        rows[size] = {
-            "bytes": size,
-            "seconds": seconds,
-            "algbw": algbw,
-            "busbw": algbw * factor(ranks.size),
-            "wrong": wrong_elements(exchange),
-        }
+        busbw = algbw * busbw_factor(name, world_size)
+        rows[size] = {"bytes": size, "seconds": seconds, "algbw": algbw, "busbw": busbw}
+        rows[size]["wrong"] = int(wrong)
     return list(rows.values())
 
 
@@ -238,31 +220,38 @@ def main() -> int:
     arguments = parse_arguments()
     sizes = sizes_of(arguments)
     device = bind_device()
-    dist.init_process_group(
-        backend="nccl" if device.type == "cuda" else "gloo",
-        timeout=timedelta(seconds=300),
-        device_id=device if device.type == "cuda" else None,
-    )
+    # the group's timeout does not cover NCCL's own start, which can hang: a deadline until then
+    faulthandler.dump_traceback_later(2 * TIMEOUT.seconds, exit=True)
+    store, rank, world_size = meet(device, TIMEOUT)
     try:
-        ranks = Ranks(device)
+        dist.init_process_group(
+            backend="nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=5 * TIMEOUT,  # many large ones may be on their way at once
+            device_id=device if device.type == "cuda" else None,
+        )
+        faulthandler.cancel_dump_traceback_later()
         # torch lets no rank send to itself
-        left_out = {"sendrecv"} if ranks.size == 1 else set()
+        left_out = {"sendrecv"} if world_size == 1 else set()
         names = [name for name in arguments.collective if name not in left_out]
-        rows = {name: measure(name, sizes, arguments.iterations, ranks) for name in names}
+        rows = {name: measure(name, sizes, arguments.iterations, device) for name in names}
         ok = not any(row["wrong"] for each in rows.values() for row in each)
-        if ranks.rank == 0:
+        if rank == 0:
             facts = {
                 "script": "bandwidth",
                 "ok": ok,
                 "backend": dist.get_backend(),
-                "world_size": ranks.size,
+                "world_size": world_size,
                 **rows,
                 "torch": torch.__version__,
             }
             sys.stdout.write(json.dumps(facts) + "\n")
             sys.stdout.flush()
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
     return 0 if ok else 1
 
 

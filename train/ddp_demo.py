@@ -8,6 +8,7 @@ Two nodes with 8 GPUs each; the same on both, HOST is the name of one of them:
 """
 
 import argparse
+import faulthandler
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+TIMEOUT = timedelta(seconds=60)
 SAMPLES, FEATURES, EPOCHS = 1000, 8, 4
 facts: dict[str, object] = {"script": "ddp_demo", "ok": False, "samples": SAMPLES}
 
@@ -33,6 +35,50 @@ def parse_arguments() -> argparse.Namespace:
     if not dist.is_torchelastic_launched():
         parser.error(f"run torchrun --standalone --nproc-per-node=2 {sys.argv[0]}")
     return arguments
+
+
+def bind_device() -> torch.device:
+    """The GPU that local_rank names, or the CPU; before the group exists, or all open GPU 0."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def meet(device: torch.device, timeout: timedelta) -> tuple[dist.Store, int, int]:
+    """The store where every rank has told of itself, this rank, and how many there are.
+
+    Exits with the names of the ranks that are missing, have another torch or share a GPU: the start
+    of the group would only hang, or run out of memory.
+    """
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        # torchrun has a store for its ranks, or leaves it to rank 0
+        is_master=rank == 0 and os.environ["TORCHELASTIC_USE_AGENT_STORE"] != "True",
+        wait_for_workers=False,
+        timeout=timeout,
+    )
+    names, gpu = [f"rank {each}" for each in range(world_size)], f"none for {rank}"
+    if device.type == "cuda":
+        gpu = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    store.set(names[rank], f"torch {torch.__version__} for {device.type}|{gpu}")
+    try:
+        store.wait(names, timeout)
+    except dist.DistStoreError:
+        missing = ", ".join(name for name in names if not store.check([name]))
+        sys.exit(f"Rank {rank} fails: no sign of {missing} in {timeout.total_seconds():g} s")
+    kinds, gpus = zip(*(each.decode().split("|") for each in store.multi_get(names)), strict=True)
+    other = {name: kind for name, kind in zip(names, kinds, strict=True) if kind != kinds[0]}
+    if other:
+        told = f"{', '.join(other)} has {', '.join(set(other.values()))}"
+        sys.exit(f"Rank {rank} fails: rank 0 has {kinds[0]}, but {told}")
+    sharing = [name for name, its in zip(names, gpus, strict=True) if gpus.count(its) > 1]
+    if sharing:
+        sys.exit(f"Rank {rank} fails: not every rank has a GPU of its own: {', '.join(sharing)}")
+    return store, rank, world_size
 
 
 def prove(claim: str, *, holds: bool, **numbers: object) -> None:
@@ -119,14 +165,17 @@ def prove_checkpoint(ddp: DistributedDataParallel, path: Path, device: torch.dev
 def main() -> None:
     checkpoint = parse_arguments().checkpoint
     # -- 1 set_device: local_rank picks the GPU; before init, or every rank also opens GPU 0 -------
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
+    device = bind_device()
     # -- 2 init: the ranks meet and form one group, with nccl on GPUs, with gloo on CPUs -----------
     backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
-    dist.init_process_group(backend, timeout=timedelta(seconds=60), device_id=device_id)
-    facts.update(backend=backend, world_size=dist.get_world_size(), torch=torch.__version__)
+    # the group's timeout does not cover NCCL's own start, which can hang: a deadline until then
+    faulthandler.dump_traceback_later(2 * TIMEOUT.seconds, exit=True)
+    store, rank, world_size = meet(device, TIMEOUT)
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT, device_id=device_id
+    )
+    faulthandler.cancel_dump_traceback_later()
+    facts.update(backend=backend, world_size=world_size, torch=torch.__version__)
     try:
         # -- 3 wrap: DDP sends the weights of rank 0 to all, and hooks itself into backward() ------
         torch.manual_seed(dist.get_rank())  # each rank starts elsewhere: only DDP makes them equal
