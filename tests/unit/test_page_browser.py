@@ -1,18 +1,25 @@
 """The page in a real browser: it loads from disk, fits a phone and a desktop, and runs nothing."""
 
+import fcntl
 import json
+import os
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 from tests.unit.dossiers import cluster, dossier, ill, reworded
 
+from muster import apt, process
 from muster.dossier import Dossier
 from muster.page.page import page
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+# with the browser to install first, or to wait for
+pytestmark = pytest.mark.timeout(1200)
+
+PACKAGES = ("chromium", "fonts-dejavu-core")
 PHONE, DESKTOP = 390, 1280
 HOSTILE = '<script>document.title = "ran"</script><img src=x onerror="document.title = `ran`">'
 # the page's own policy forbids scripts: another page looks into it
@@ -36,15 +43,38 @@ function look(frame) {
 </script><iframe src="page.html" style="width:WIDTHpx;height:900px;border:0"
   onload="look(this)"></iframe>"""
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="needs Chromium: apt-get install chromium, on Debian"
-)
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The browser. Where it is missing, root on a Debian installs it, one worker at a time."""
+    with Path(tempfile.gettempdir(), "muster-chromium.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if installed() is None and os.geteuid() == 0 and apt.is_debian():
+            install()
+    found = installed()
+    if found is None:
+        pytest.skip("needs Chromium; on Debian: apt-get install chromium fonts-dejavu-core")
+    return found
 
 
-def browsed(folder: Path, *flags: str) -> str:
-    assert CHROMIUM is not None
+def installed() -> str | None:
+    return shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def install() -> None:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    # another apt-get may be at work on a new machine: wait for it
+    patient = ("apt-get", "-o", "DPkg::Lock::Timeout=300")
+    for words in (("update",), ("install", "--yes", "--no-install-recommends", *PACKAGES)):
+        done = process.run([*patient, *words], env=environment, limit_s=500)
+        assert done.ok, "\n".join(done.last_lines())
+
+
+def browsed(chromium: str, folder: Path, *flags: str) -> str:
     argv = [
-        *(CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
+        # as root, and in containers, it has no sandbox, and few of them have a large /dev/shm
+        *(chromium, "--headless=new", "--no-sandbox", "--disable-dev-shm-usage"),
+        *("--disable-gpu", "--hide-scrollbars"),
         # one file may look into another here, which pages from the network may not
         "--allow-file-access-from-files",
         *(f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=5000"),
@@ -60,11 +90,13 @@ def browsed(folder: Path, *flags: str) -> str:
     [dossier(), ill(), cluster(4), reworded(ill(), lambda text: f"{HOSTILE}{'x' * 300} {text}")],
     ids=["well", "ill", "cluster", "hostile"],
 )
-def test_the_page_fits_and_is_inert(tmp_path: Path, found: Dossier, width: int) -> None:
+def test_the_page_fits_and_is_inert(
+    chromium: str, tmp_path: Path, found: Dossier, width: int
+) -> None:
     (tmp_path / "page.html").write_bytes(page(found))
     look = tmp_path / "look.html"
     look.write_text(LOOK.replace("WIDTH", str(width)))
-    told = re.search(r"<pre>(.*)</pre>", browsed(tmp_path, "--dump-dom", look.as_uri()))
+    told = re.search(r"<pre>(.*)</pre>", browsed(chromium, tmp_path, "--dump-dom", look.as_uri()))
     assert told is not None
     seen = json.loads(told[1].replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&"))
     assert seen["title"] == f"Smoke report: {found.verdict}"
@@ -74,9 +106,10 @@ def test_the_page_fits_and_is_inert(tmp_path: Path, found: Dossier, width: int) 
     assert min(seen["texts"]) >= 10
 
 
-def test_a_picture_of_it_can_be_taken(tmp_path: Path) -> None:
+def test_a_picture_of_it_can_be_taken(chromium: str, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_bytes(page(ill()))
     picture = tmp_path / "page.png"
     address = (tmp_path / "page.html").as_uri()
-    browsed(tmp_path, f"--window-size={DESKTOP},1600", f"--screenshot={picture}", address)
+    flags = (f"--window-size={DESKTOP},1600", f"--screenshot={picture}")
+    browsed(chromium, tmp_path, *flags, address)
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

@@ -22,6 +22,8 @@ MOST_FINDINGS = 60
 # nodes whose own plots a page still holds beside those of them all
 _FEW = 2
 _MOST_VALUES = 6
+# the share of the median of its kind below which a figure is not level with it
+BEHIND = 0.9
 _Group = tuple[Collective, tuple[str, ...], int]
 _TOLD_OUTCOMES = {
     Outcome.PASSED: "passed",
@@ -51,10 +53,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Other:
-    """A figure that is not drawn. `share` is of the median of its kind: collective and ranks."""
+    """A figure that is not drawn. `share` is of the median of its kind, where it has others."""
 
     figure: Figure
-    share: str
+    share: float | None
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,21 @@ class Fact:
 
 @dataclass(frozen=True)
 class Sheet:
-    """`more_findings` and `more_rows` count what was left out."""
+    """`more_findings`, `more_rows` and `more_nodes` count what was left out.
+
+    `claims` tells whether any figure says how fast a link is. Of the figures that are not drawn,
+    `behind` need a look, and `level` are as fast as the others of their kind.
+    """
 
     dossier: Dossier
     counts: str
+    missing: int
+    claims: bool
     findings: tuple[Finding, ...]
     more_findings: int
     figures: tuple[Figure, ...]
-    others: tuple[Other, ...]
+    behind: tuple[Other, ...]
+    level: tuple[Other, ...]
     more_rows: int
     seen: tuple[Seen, ...]
     more_nodes: int
@@ -103,10 +112,13 @@ def sheet(dossier: Dossier) -> Sheet:
     return Sheet(
         dossier=dossier,
         counts=_counts(dossier),
+        missing=sum(node.missing is not None for node in dossier.nodes),
+        claims=any(each.claimed for each in dossier.bandwidth),
         findings=tuple(found[:MOST_FINDINGS]),
         more_findings=max(0, len(found) - MOST_FINDINGS),
         figures=tuple(drawn),
-        others=others,
+        behind=tuple(each for each in others if _is_behind(each)),
+        level=tuple(each for each in others if not _is_behind(each)),
         more_rows=len(rest) - len(others),
         seen=tuple(map(_seen, dossier.nodes[:MOST_ROWS])),
         more_nodes=max(0, len(dossier.nodes) - MOST_ROWS),
@@ -154,8 +166,11 @@ def _others(figures: Sequence[Figure]) -> Iterator[Other]:
     for kind in kinds.values():
         median = statistics.median(map(_speed, kind))
         for figure in sorted(kind, key=_speed)[:MOST_OF_A_KIND]:
-            share = f"{_speed(figure) / median:.0%}" if median and len(kind) > 1 else ""
-            yield Other(figure, share)
+            yield Other(figure, _speed(figure) / median if median and len(kind) > 1 else None)
+
+
+def _is_behind(other: Other) -> bool:
+    return other.share is None or other.share < BEHIND
 
 
 def _speed(figure: Figure) -> float:
