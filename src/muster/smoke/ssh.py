@@ -150,7 +150,9 @@ def image_id(hosts: Sequence[Host], ref: str) -> str:
         raise _not_ready(lacks)
     having: dict[str, list[str]] = {}
     for host, answer in answers.items():
-        having.setdefault(answer.output.strip(), []).append(host.name)
+        # before it may stand what the user's shell there greets with
+        *_, one = answer.output.split()
+        having.setdefault(one, []).append(host.name)
     if len(having) > 1:
         raise HostsDisagree(ref, [f"{one}: {', '.join(names)}" for one, names in having.items()])
     return next(iter(having))
