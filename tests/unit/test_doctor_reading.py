@@ -373,6 +373,10 @@ class Library:
         text.value = b"NVIDIA H100 \x1b[31m"
         return 0
 
+    def nvmlDeviceGetUUID(self, handle: Any, text: Any, _size: Any) -> int:  # noqa: ANN401, N802
+        text.value = b"GPU-%d" % (ctypes.cast(handle, ctypes.c_void_p).value or 0)
+        return 0
+
     def nvmlDeviceGetPciInfo_v3(self, handle: Any, info: Any) -> int:  # noqa: ANN401, N802
         number = ctypes.cast(handle, ctypes.c_void_p).value
         info._obj.busId = f"00000000:{number}B:00.0".encode()  # noqa: SLF001
@@ -449,6 +453,7 @@ def test_gpus_are_asked_through_nvml(tmp_path: Path, loads: Loads) -> None:
     assert found.driver.open_module
     first, second = found.devices
     assert (first.index, first.name, first.bus_id) == (0, "NVIDIA H100 \ufffd[31m", "0000:1b:00.0")
+    assert (first.uuid, second.uuid) == ("GPU-1", "GPU-2")
     assert (first.numa_node, first.iommu) == (1, None)
     assert (second.bus_id, second.numa_node, second.iommu) == ("0000:2b:00.0", None, "DMA-FQ")
     assert (first.persistence, first.repair_pending, first.repair_failed) == (False, True, False)

@@ -194,6 +194,7 @@ def _gpu(ask: _Asker, files: Files, index: int, handle: object) -> Gpu:
     memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
     ecc = ask(nvml.nvmlDeviceGetEccMode, handle)
     mig = ask(nvml.nvmlDeviceGetMigMode, handle)
+    uuid = ask(nvml.nvmlDeviceGetUUID, handle)
     pending, failed = _repairs(ask, handle)
     links = list(_links(ask, handle))
     state, status = _fabric(ask, handle)
@@ -202,6 +203,7 @@ def _gpu(ask: _Asker, files: Files, index: int, handle: object) -> Gpu:
         index=index,
         name=clean(str(ask(nvml.nvmlDeviceGetName, handle) or "unknown")),
         bus_id=bus_id,
+        uuid=None if uuid is None else clean(str(uuid)),
         numa_node=numa_node(files, bus_id),
         iommu=files.word(f"{PCI}/{bus_id}/iommu_group/type"),
         memory=None if memory is None else int(memory.total),

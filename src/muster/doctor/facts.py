@@ -100,6 +100,7 @@ class Gpu:
     index: int
     name: str
     bus_id: str
+    uuid: str | None = None
     numa_node: int | None = None
     iommu: str | None = None  # the type of its group: identity, DMA, DMA-FQ
     memory: int | None = None
