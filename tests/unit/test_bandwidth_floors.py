@@ -112,6 +112,12 @@ def test_a_file_of_the_users_is_read_the_same_way(tmp_path: Path) -> None:
     assert known.floor_for(Place(H100, Link.NVLINK, 8), Collective.ALL_REDUCE) is None
 
 
+def test_a_text_of_floors_is_refused_with_the_place_it_came_from(tmp_path: Path) -> None:
+    assert floors.parse(GOOD, Path("--floors")) == floors.read(written(tmp_path, GOOD))
+    with pytest.raises(FloorsWrong, match="--floors: schema is 2"):
+        floors.parse(GOOD.replace("schema = 1", "schema = 2"), Path("--floors"))
+
+
 def test_the_floor_that_the_user_gives_is_for_every_size() -> None:
     floor = floors.given(300)
     assert (floor.busbw, floor.bytes, floor.severity) == (300, 0, Severity.ERROR)

@@ -115,9 +115,18 @@ class Floors:
 def read(path: Path = FILE) -> Floors:
     """Read a file of floors. Raises FloorsWrong for one that is missing or not as floors.toml."""
     try:
-        said = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise FloorsWrong(path, error.strerror or str(error)) from None
+    except ValueError as error:
+        raise FloorsWrong(path, f"it is no TOML: {error}") from None
+    return parse(text, path)
+
+
+def parse(text: str, path: Path) -> Floors:
+    """The text of such a file, which came from `path`. Raises FloorsWrong."""
+    try:
+        said = tomllib.loads(text)
     except ValueError as error:
         raise FloorsWrong(path, f"it is no TOML: {error}") from None
     try:
