@@ -8,41 +8,74 @@ ExitStatus.NOT_READY when something is wrong, so that the Job's policy can stop 
 
 A pod that replaces another comes alone, while the others wait for it in training: it looks at its
 own node, and leaves out what needs all of them.
+
+What it finds also goes to the pod's log as lines of JSON, which ./invokew report reads: podlines.
 """
 
 import argparse
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
 
-from muster import process, steps
-from muster.finding import Finding, Severity, Verdict, verdict
-from muster.launch import ExitStatus
+from muster import __version__, podlines, process, size, steps, suite, switches
+from muster.bandwidth import floors
+from muster.bandwidth.floors import Floor
+from muster.bandwidth.judge import judge
+from muster.bandwidth.results import Collective, read_torch
+from muster.bandwidth.series import Series
+from muster.finding import Finding, Outcome, Severity, Verdict, verdict
+from muster.launch import CommandLine, ExitStatus
+from muster.podlines import Began, Closed, Ended, Found, Known, Measured, Opened, Record
+from muster.steps import Step
+from muster.suite import Reach
 
 ROOT: Final = Path("/opt/muster")
-# those that one node does on its own
-NODE_STEPS: Final = ("smoke/test_environment.py", "smoke/test_shared_memory.py")
+DOCTOR: Final = "doctor"
+# those that one node does on its own; the doctor is asked apart from them
+NODE_STEPS: Final = (
+    *(s.name for s in suite.STEPS if s.reach is Reach.CONTAINER and s.name != DOCTOR),
+    "dataloader_shm",
+)
+# Checks of the doctor that judge a pod wrongly: sysfs shows it HCAs that it was not given, whose
+# addresses and locked memory mean nothing here; another pod's name may come later than this one;
+# and switches may be there on purpose. The steps memlock and nccl_switches know better, and so do
+# the nodes when they meet.
+NOT_JUDGED: Final = frozenset({"locked_memory", "gids", "master_addr", "debug_switches"})
+# the name in the suite's plan of what all nodes do here
+WORLD: Final = "nodes_bandwidth"
 # from the annotations batch.kubernetes.io/job-index-(ignored-)failure-count
 # https://kubernetes.io/docs/reference/labels-annotations-taints/#job-index-failure-count
 FAILURE_COUNTS: Final = ("MUSTER_FAILURES", "MUSTER_IGNORED_FAILURES")
+LAUNCHER: Final = (sys.executable, "-m", "muster.launcher")
 SUITE_LIMIT_S: Final = 900.0
 NVIDIA: Final = Path("/dev/nvidiactl")
 # NCCL's line decides, not "NET/IB : Using": that one names devices that were only found. Plugins
 # may append a version. https://github.com/NVIDIA/nccl/blob/master/src/plugin/net.cc
 _USING = re.compile(r"Using network (.+?)(_v\d+)?\s*$", re.MULTILINE)
-_DEBUG: Final = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}
+_DEBUG: Final = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": switches.SUBSYSTEMS}
+# of what one process of NCCL's wrote; the lines of its start, which matter, come first
+_MOST_OF_A_LOG: Final = 2**18
+# of a failed step's output in the pod's log: characters, the last ones
+_MOST_OF_OUTPUT: Final = 8000
 
 
-class Said:
-    """Progress on the pod's log."""
+@dataclass(frozen=True)
+class Told:
+    """Progress on the pod's log, and the records beside it."""
+
+    host: str
 
     def say(self, text: str) -> None:
         sys.stdout.write(f"{text}\n")
@@ -51,15 +84,26 @@ class Said:
     def detail(self, text: str) -> None:
         """A log has no line that changes."""
 
+    def write(self, record: Record) -> None:
+        self.say(podlines.line(self.host, record))
+
+    def ended(self, step: Step) -> None:
+        kept = step.output[-_MOST_OF_OUTPUT:] if step.outcome is Outcome.FAILED else ""
+        self.write(Ended(replace(step, output=kept)))
+
 
 def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _end)
     arguments = _parse(argv)
-    told = Said()
-    found = list(_node(arguments.on_purpose, told))
-    if verdict(found) is Verdict.READY and not is_replacement(os.environ):
-        found += _world(arguments, told)
-    for finding in found:
+    told = Told(socket.gethostname())
+    started = time.monotonic()
+    told.write(_opened(arguments, argv))
+    found = [*_doctor(told), *_node(arguments.on_purpose, told)]
+    found += _world(arguments, found, told)
+    seconds = round(time.monotonic() - started, 3)
+    told.write(Closed(verdict=verdict(found), seconds=seconds))
+    # the errors last: they are what the end of a log is to show
+    for finding in sorted(found, key=lambda each: each.severity is Severity.ERROR):
         told.say(f"{finding.severity} in {finding.where}: {finding.what}")
         for name in ("evidence", "cause", "remedy"):
             told.say(f"  {name}: {getattr(finding, name)}")
@@ -86,47 +130,171 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def _opened(arguments: argparse.Namespace, argv: Sequence[str]) -> Opened:
+    return Opened(
+        schema=podlines.SCHEMA,
+        version=__version__,
+        started=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        index=_index(),
+        nnodes=CommandLine.read(arguments.torchrun).value("nnodes") or "",
+        replaces=is_replacement(os.environ),
+        command=shlex.join(["python", "-m", "muster.preflight", *argv]),
+    )
+
+
+def _index() -> int | None:
+    """This pod's, which is the rank of its node; None where the launcher will refuse it."""
+    text = os.environ.get("JOB_COMPLETION_INDEX", "")
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
 # ---- this node ---------------------------------------------------------------------------------
 
 
-def _node(on_purpose: Sequence[str], told: Said) -> Iterator[Finding]:
+def _doctor(told: Told) -> Iterable[Finding]:
+    """What the doctor sees here, as a step: in a process of its own, which may not hang."""
+    limit_s = suite.BY_NAME[DOCTOR].limit_s
+    told.write(Began(DOCTOR))
+    # a warning of Python's would stand in the JSON
+    argv = [sys.executable, "-W", "ignore", "-m", "muster.doctor", "--json"]
+    done = process.run(argv, limit_s=limit_s)
+    checks, findings = examined(done)
+    step = Step(
+        name=DOCTOR,
+        outcome=_outcome(findings),
+        seconds=round(done.seconds, 3),
+        limit_s=limit_s,
+        measure=f"{len(checks)} checks",
+        findings=findings,
+        output=done.output,
+        command="./invokew doctor",
+    )
+    told.say(steps.line(step))
+    told.ended(step)
+    facts = {str(each["name"]): str(each["measure"]) for each in checks}
+    told.write(Known(facts=facts, versions={}, hashes={}))
+    return findings
+
+
+def examined(done: process.Completed) -> tuple[Sequence[Mapping[str, Any]], tuple[Finding, ...]]:
+    """The doctor's checks, and the Findings of those that can judge a pod."""
+    try:
+        checks = json.loads(done.output)["checks"]
+    except ValueError:
+        return (), (_broken_off(done, DOCTOR, "the doctor", "python -m muster.doctor"),)
+    judged = (each["findings"] for each in checks if each["name"] not in NOT_JUDGED)
+    return checks, tuple(Finding.from_dict(each) for found in judged for each in found)
+
+
+def _node(on_purpose: Sequence[str], told: Told) -> Iterator[Finding]:
     log = steps.Log(told)
     argv = [
-        *(sys.executable, "-m", "pytest", *(str(ROOT / name) for name in NODE_STEPS)),
-        *("-p", "no:terminal", "--report-log", steps.REPORT),
+        *(sys.executable, "-m", "pytest", str(ROOT / "smoke"), "-p", "no:terminal"),
+        *("--report-log", steps.REPORT, "--steps", ",".join(NODE_STEPS)),
         *("--nproc-per-node", "1", "--train", str(ROOT / "train")),
         *(f"--on-purpose={name}" for name in on_purpose),
     ]
     if Path("/dev/infiniband").exists():
         argv.append("--infiniband")
-    done = process.run(steps.reporting(argv), limit_s=SUITE_LIMIT_S, on_line=log.read_line)
+    done = process.run(
+        steps.reporting(argv), limit_s=SUITE_LIMIT_S, on_line=lambda line: _follow(log, line, told)
+    )
     for step in log.steps:
         yield from step.findings
+    told.write(Known(facts=log.facts, versions=log.versions, hashes=log.hashes))
     if not log.is_whole:
-        yield Finding(
-            severity=Severity.ERROR,
-            what=f"the node steps broke off ({done.ending})",
-            where=log.running or "before the first step",
-            evidence="\n".join(done.last_lines(5)),
-            cause="they were ended from outside, or could not begin",
-            remedy="run them alone on this node: ./invokew smoke",
-        )
+        where = log.running or "before the first step"
+        finding = _broken_off(done, where, "the node steps", "./invokew smoke")
+        told.write(Found(finding))
+        yield finding
+
+
+def _follow(log: steps.Log, line: str, told: Told) -> None:
+    running, ended = log.running, len(log.steps)
+    log.read_line(line)
+    if log.running is not None and log.running != running:
+        told.write(Began(log.running))
+    for step in log.steps[ended:]:
+        told.ended(step)
+
+
+def _broken_off(done: process.Completed, where: str, what: str, command: str) -> Finding:
+    return Finding(
+        severity=Severity.ERROR,
+        what=f"{what} broke off ({done.ending})",
+        where=where,
+        evidence="\n".join(done.last_lines(5)),
+        cause="ended from outside, or could not begin",
+        remedy=f"run this alone on this node: {command}",
+    )
 
 
 # ---- all nodes ---------------------------------------------------------------------------------
 
 
-def _world(arguments: argparse.Namespace, told: Said) -> Iterator[Finding]:
+def _world(
+    arguments: argparse.Namespace, before: Iterable[Finding], told: Told
+) -> Iterable[Finding]:
+    """The Findings of what all nodes do together, unless it is left out after those `before`."""
+    errors = [each.what for each in before if each.severity is Severity.ERROR]
+    if errors:
+        step = _left_out(arguments, Outcome.NOT_RUN, f"this node is not ready: {errors[0]}")
+    elif is_replacement(os.environ):
+        why = "this pod replaces another: the others are in training"
+        step = _left_out(arguments, Outcome.NOT_APPLICABLE, why)
+    else:
+        step = _together(arguments, told)
+    told.say(steps.line(step))
+    told.ended(step)
+    return step.findings
+
+
+def _left_out(arguments: argparse.Namespace, outcome: Outcome, why: str) -> Step:
+    return Step(
+        name=WORLD,
+        outcome=outcome,
+        seconds=0.0,
+        limit_s=None,
+        measure=why,
+        findings=(),
+        output="",
+        command=_command(arguments),
+    )
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    return shlex.join(["python", "-m", "muster.launcher", *arguments.torchrun])
+
+
+def _together(arguments: argparse.Namespace, told: Told) -> Step:
+    told.write(Began(WORLD))
     with tempfile.TemporaryDirectory(prefix="muster-preflight-") as folder:
         environment = {**os.environ, **_DEBUG, "NCCL_DEBUG_FILE": f"{folder}/%h.%p"}
-        argv = [sys.executable, "-m", "muster.launcher", *arguments.torchrun]
-        done = process.run(argv, env=environment, on_line=told.say)
-        logs = [path.read_text(errors="replace") for path in sorted(Path(folder).iterdir())]
-    if not done.ok:
-        yield _did_not_run(done)
-        return
-    yield from network(logs, arguments.using_network)
-    yield from bandwidth(measured(done), arguments.floor_gb_s)
+        done = process.run([*LAUNCHER, *arguments.torchrun], env=environment, on_line=told.say)
+        logs = [
+            path.read_bytes()[:_MOST_OF_A_LOG].decode(errors="replace")
+            for path in sorted(Path(folder).iterdir())
+        ]
+    for piece in (each for log in logs for each in podlines.packed(log)):
+        told.write(piece)
+    findings = [_did_not_run(done)] if not done.ok else [*network(logs, arguments.using_network)]
+    measure = ""
+    # rank 0 alone knows what was measured, and the ranks are in the order of the pods
+    if done.ok and _index() == 0:
+        series = measured(done.output, arguments.floor_gb_s)
+        findings += judge(series.run, series.floor, "all nodes")
+        measure = _measure(series)
+        told.write(Measured(series))
+    return Step(
+        name=WORLD,
+        outcome=_outcome(findings),
+        seconds=round(done.seconds, 3),
+        limit_s=None,
+        measure=measure,
+        findings=tuple(findings),
+        output=done.output,
+        command=_command(arguments),
+    )
 
 
 def _did_not_run(done: process.Completed) -> Finding:
@@ -164,26 +332,42 @@ def _lines(logs: Sequence[str], word: str) -> list[str]:
     return [line for log in logs for line in log.splitlines() if word in line]
 
 
-def measured(done: process.Completed) -> dict[str, Any]:
-    """What rank 0 measured; empty on the other nodes, which do not know it."""
-    lines = [line for line in done.output.splitlines() if line.startswith("{")]
-    found: dict[str, Any] = json.loads(lines[-1]) if lines else {}
-    return found
+def measured(output: str, floor_gb_s: float | None) -> Series:
+    """What rank 0 wrote of the all_reduce, and the floor of the fabric that it must reach."""
+    run = read_torch(output, Collective.ALL_REDUCE)
+    backend = "" if run.failure else _backend(output)
+    return Series(
+        run=run,
+        backend=backend,
+        nodes=(),
+        claimed=backend == "nccl" and run.nranks > 1,
+        floor=None if floor_gb_s is None else _floor(floor_gb_s),
+    )
 
 
-def bandwidth(facts: Mapping[str, Any], floor: float | None) -> Iterator[Finding]:
-    if not facts or floor is None:
-        return
-    largest = max(facts["all_reduce"], key=lambda row: row["bytes"])
-    if largest["busbw"] < floor:
-        yield Finding(
-            severity=Severity.ERROR,
-            what=f"busbw is {largest['busbw']:.1f} GB/s, under the fabric's {floor:g}",
-            where="all nodes",
-            evidence=f"all_reduce of {largest['bytes']} bytes over {facts['world_size']} ranks",
-            cause="a slow node or link holds all others up, or GPUDirect is off",
-            remedy="test pairs of nodes to find it; then ./invokew smoke on that node",
-        )
+def _floor(gb_s: float) -> Floor:
+    return replace(floors.given(gb_s), source="--floor-gb-s, the fabric's own")
+
+
+def _backend(output: str) -> str:
+    # the run was read from the same line
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    return str(json.loads(lines[-1]).get("backend", ""))
+
+
+def _measure(series: Series) -> str:
+    largest = series.largest
+    if largest is None:
+        return ""
+    ranks = f"{series.run.nranks} ranks by {series.backend}"
+    if not series.claimed:
+        return f"{ranks}, right up to {size.binary(largest.bytes)}"
+    floor = f", floor {series.floor.busbw:g}" if series.floor else ""
+    return f"{ranks}, {largest.busbw:.1f} GB/s busbw with {size.binary(largest.bytes)}{floor}"
+
+
+def _outcome(findings: Iterable[Finding]) -> Outcome:
+    return Outcome.PASSED if verdict(findings) is Verdict.READY else Outcome.FAILED
 
 
 if __name__ == "__main__":

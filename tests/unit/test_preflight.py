@@ -1,13 +1,17 @@
-"""The gate before training: what it says of a network, of a bandwidth, and when it is skipped."""
+"""The gate before training: what it asks of a node, of a network, of a bandwidth; when it is left
+out; what it writes and how it ends.
+"""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.unit import pods
 
-from muster import preflight
+from muster import preflight, suite
+from muster.doctor.examine import CHECKS
 from muster.finding import Finding
+from muster.launch import ExitStatus
 from muster.process import Completed
 
 USED = "host:1:2 [0] NCCL INFO Using network {}\n"
@@ -56,27 +60,6 @@ def test_without_gpus_there_is_no_nccl_to_ask() -> None:
     assert network(["IB"], "") == []
 
 
-def facts(*rows: tuple[int, float]) -> dict[str, Any]:
-    listed = [{"bytes": size, "busbw": busbw} for size, busbw in rows]
-    return {"world_size": 16, "all_reduce": listed}
-
-
-@pytest.mark.parametrize(
-    ("measured", "floor"),
-    [(facts((2**20, 1.0), (2**34, 300.0)), 300.0), (facts((2**34, 1.0)), None), ({}, 300.0)],
-)
-def test_enough_bandwidth_or_none_to_judge_is_no_finding(
-    measured: dict[str, Any], floor: float | None
-) -> None:
-    assert list(preflight.bandwidth(measured, floor)) == []
-
-
-def test_the_largest_buffer_is_held_against_the_floor() -> None:
-    (finding,) = preflight.bandwidth(facts((2**20, 900.0), (2**34, 4.2)), 300.0)
-    assert finding.what == "busbw is 4.2 GB/s, under the fabric's 300"
-    assert "17179869184 bytes over 16 ranks" in finding.evidence
-
-
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
@@ -92,8 +75,114 @@ def test_a_pod_knows_whether_it_replaces_another(
     assert preflight.is_replacement(environment) is expected
 
 
-def test_what_rank_0_measured_is_the_last_object_of_the_output() -> None:
-    row = {"script": "bandwidth", "all_reduce": []}
-    output = f"a line\n{json.dumps(row)}\nanother\n"
-    assert preflight.measured(Completed(("x",), 0, output, timed_out=False, seconds=1.0)) == row
-    assert preflight.measured(Completed(("x",), 0, "none", timed_out=False, seconds=1.0)) == {}
+# ---- the node's steps --------------------------------------------------------------------------
+
+
+def test_a_pod_runs_the_steps_that_one_node_does_on_its_own() -> None:
+    assert set(preflight.NODE_STEPS) <= suite.BY_NAME.keys()
+    assert {"versions", "memlock", "nccl_switches", "dataloader_shm"} <= set(preflight.NODE_STEPS)
+    # the doctor is asked apart, and the proofs of an image take minutes
+    assert not {"doctor", "image", "all_reduce"} & set(preflight.NODE_STEPS)
+    assert preflight.WORLD in suite.BY_NAME
+
+
+def examined(output: str) -> tuple[list[str], list[str]]:
+    """The names of the checks, and what was found."""
+    done = Completed(("doctor",), 0, output, timed_out=False, seconds=0.1)
+    checks, findings = preflight.examined(done)
+    return [each["name"] for each in checks], [each.what for each in findings]
+
+
+def check(name: str) -> dict[str, object]:
+    finding = {**pods.FINDING, "what": f"{name} is wrong"}
+    return {"name": name, "outcome": "failed", "measure": "", "findings": [finding]}
+
+
+def test_what_the_doctor_sees_of_the_node_beside_the_pod_is_no_finding() -> None:
+    assert {each.__name__ for each in CHECKS} >= preflight.NOT_JUDGED
+    checks = [check(name) for name in ("gpus", *sorted(preflight.NOT_JUDGED))]
+    names, found = examined(json.dumps({"checks": checks}))
+    assert set(names) == {"gpus", *preflight.NOT_JUDGED}
+    assert found == ["gpus is wrong"]
+
+
+def test_a_doctor_that_breaks_off_is_a_finding_with_its_last_words() -> None:
+    done = Completed(("doctor",), -11, "NVML says\nnothing", timed_out=False, seconds=0.1)
+    checks, (finding,) = preflight.examined(done)
+    assert checks == ()
+    assert finding.what == "the doctor broke off (signal SIGSEGV)"
+    assert finding.evidence == "NVML says\nnothing"
+
+
+# ---- bandwidth ---------------------------------------------------------------------------------
+
+
+def test_what_rank_0_measured_is_held_against_the_fabrics_floor() -> None:
+    series = preflight.measured(f"a line\n{pods.result(340.0)}\nanother\n", 300.0)
+    assert series.claimed
+    assert series.backend == "nccl"
+    assert series.floor is not None
+    assert (series.floor.busbw, series.largest and series.largest.busbw) == (300.0, 340.0)
+
+
+def test_without_a_floor_or_on_a_cpu_nothing_is_claimed_of_a_link() -> None:
+    assert preflight.measured(pods.result(), None).floor is None
+    assert not preflight.measured(pods.result().replace("nccl", "gloo"), None).claimed
+    alone = pods.result().replace('"world_size": 16', '"world_size": 1')
+    assert not preflight.measured(alone.replace('"busbw": 340.0', '"busbw": 0.0'), None).claimed
+
+
+def test_no_results_are_a_run_that_failed() -> None:
+    assert preflight.measured("nothing", 300.0).run.failure == "it wrote no results"
+
+
+@pytest.mark.parametrize(
+    ("measured", "what"),
+    [
+        (pods.result(4.2), "all_reduce by torch reaches 4.2 GB/s busbw, under the floor of 300"),
+        (
+            pods.result().replace('"wrong": 0', '"wrong": 7'),
+            "all_reduce by torch gives wrong results",
+        ),
+        ("", "all_reduce by torch has no results"),
+    ],
+)
+def test_a_bad_bandwidth_refuses_the_job(tmp_path: Path, measured: str, what: str) -> None:
+    written = pods.pod(tmp_path, 0, measured=measured)
+    assert written.status == ExitStatus.NOT_READY
+    assert f"error in all nodes: {what}\n" in written.text
+    assert written.text.rstrip().endswith("\nNOT READY")
+
+
+# ---- a whole pod -------------------------------------------------------------------------------
+
+
+def test_a_pod_that_passes_says_so_and_ends_with_0(tmp_path: Path) -> None:
+    written = pods.pod(tmp_path, 0)
+    assert written.status == 0, written.text
+    assert "\nshm_size: passed" in written.text
+    assert "16 ranks by nccl, 340.0 GB/s busbw with 1 GiB, floor 300" in written.text
+    assert written.text.rstrip().endswith("\nREADY")
+
+
+def test_a_step_that_fails_ends_the_gate_before_the_nodes_meet(tmp_path: Path) -> None:
+    written = pods.pod(tmp_path, 1, memlock=pods.FAILS)
+    assert written.status == ExitStatus.NOT_READY
+    assert "what the ranks say" not in written.text
+    assert "nodes_bandwidth: not run" in written.text
+    # the error stands last, where the end of a log is looked at
+    assert written.text.splitlines()[-5] == "error in memlock: mlock of 64 MiB fails"
+
+
+def test_a_suite_that_dies_is_a_finding_that_names_the_step(tmp_path: Path) -> None:
+    written = pods.pod(tmp_path, 1, memlock=pods.DIES)
+    assert written.status == ExitStatus.NOT_READY
+    assert "error in memlock: the node steps broke off (exit code 9)" in written.text
+
+
+def test_a_pod_that_replaces_another_looks_at_its_own_node_only(tmp_path: Path) -> None:
+    written = pods.pod(tmp_path, 1, environment={"MUSTER_FAILURES": "1"})
+    assert written.status == 0, written.text
+    assert "shm_size: passed" in written.text
+    assert "nodes_bandwidth: not applicable" in written.text
+    assert "what the ranks say" not in written.text
