@@ -7,10 +7,18 @@ from typing import Any
 
 import docker
 import pytest
-from tests.image.harness import ROOT, Muster, left_on, run, stages_left_on, wait_until
+from tests.image.harness import ROOT, Muster, Recorder, left_on, run, stages_left_on, wait_until
 from tests.rehearse.conftest import Write
 
+from muster import podlogs, preflight
+from muster.dossier import Dossier
+from muster.engine import Engine
+from muster.finding import Outcome, Severity, Verdict
 from muster.launch import ExitStatus
+from muster.manifests import documents
+from muster.manifests.pod import PREFLIGHT
+from muster.rehearse import rehearsal
+from muster.rehearse.actor import Actor
 
 pytestmark = pytest.mark.usefixtures("built")
 
@@ -124,6 +132,62 @@ def test_a_preflight_that_finds_something_ends_the_job_before_training(write: Wr
     (finding,) = result["findings"]
     assert "PodFailurePolicy" in finding["what"]
     assert "NCCL_P2P_DISABLE" in finding["evidence"]
+
+
+@pytest.fixture
+def logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file where the gates of the pods go on writing, as kubectl logs --prefix shows them."""
+    path = tmp_path / "pods.log"
+    hear = Actor.hear
+
+    def heard(actor: Actor, role: str, line: str) -> bool:
+        if role == PREFLIGHT:
+            with path.open("a") as log:
+                log.write(f"[pod/{actor.name}-abcde/{role}] {line}\n")
+        return hear(actor, role, line)
+
+    monkeypatch.setattr(Actor, "hear", heard)
+    return path
+
+
+def read_back(engine: Engine, manifest: Path, logged: Path, verdict: Verdict) -> Dossier:
+    """The report on the gates of a rehearsal that ends with `verdict`."""
+    result = rehearsal.rehearse(engine, documents.read(manifest), rehearsal.Wish(), Recorder())
+    assert result.verdict is verdict, result
+    status, output = run("report", "--", str(logged))
+    assert output.rstrip().splitlines()[-1] == verdict
+    assert status == (0 if verdict is Verdict.READY else 1), output
+    found = podlogs.read([logged])
+    assert found.verdict is verdict
+    return found
+
+
+def test_the_logs_of_the_gates_are_one_report_on_all_nodes(
+    write: Write, engine: Engine, logged: Path
+) -> None:
+    path = write(preflight=True, memory="2g", arguments=["1"])
+    found = read_back(engine, path, logged, Verdict.READY)
+    hosts = ("demo-0", "demo-1")
+    assert [(node.host, node.missing) for node in found.nodes] == [(host, None) for host in hosts]
+    assert all("shm" in node.facts for node in found.nodes)
+    assert {"Python", "torch", "variant"} <= found.versions.keys()
+    assert {"bom.json"} <= found.hashes.keys()
+    outcomes = {step.name: step.outcome for step in found.steps}
+    assert outcomes.keys() == {*preflight.NODE_STEPS, preflight.DOCTOR, preflight.WORLD}
+    assert outcomes[preflight.WORLD] is outcomes["versions"] is Outcome.PASSED
+    (series,) = found.bandwidth
+    assert (series.nodes, series.backend, series.claimed) == (hosts, "gloo", False)
+
+
+def test_what_the_gates_found_is_read_back_with_its_nodes(
+    write: Write, engine: Engine, logged: Path
+) -> None:
+    path = write(preflight=True, memory="2g", env=["NCCL_P2P_DISABLE=1"])
+    found = read_back(engine, path, logged, Verdict.NOT_READY)
+    errors = [each for each in found.findings if each.severity is Severity.ERROR]
+    (switches,) = (each for each in errors if "NCCL_P2P_DISABLE" in each.evidence)
+    assert "demo-" in switches.where
+    assert switches.where.endswith(": nccl_switches")
 
 
 def test_a_policy_without_another_try_is_a_finding(write: Write) -> None:
