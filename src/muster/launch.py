@@ -36,6 +36,10 @@ SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 # what a pod's grace period has beyond the shutdown, for the agents' and the kubelet's own work
 SPARE_S = 30
 
+# from the annotations batch.kubernetes.io/job-index-(ignored-)failure-count
+# https://kubernetes.io/docs/reference/labels-annotations-taints/#job-index-failure-count
+FAILURE_COUNTS = ("MUSTER_FAILURES", "MUSTER_IGNORED_FAILURES")
+
 # The workers get a store of their own. With the agents' store shared, a node that joins later than
 # the first round waits for a MASTER_ADDR that nobody sets again, and every agent dies of it.
 # https://github.com/pytorch/pytorch/issues/150916
@@ -93,15 +97,17 @@ class RankFailure:
         return f"rank {self.rank} ended with exit code {self.exitcode}"
 
 
-def torchrun(topology: Topology, script: str, arguments: Sequence[str] = ()) -> list[str]:
-    """torchrun's argv for one node on its own, under this interpreter.
+def torchrun(
+    topology: Topology, script: str, arguments: Sequence[str] = (), *, flags: Sequence[str] = ()
+) -> list[str]:
+    """torchrun's argv for one node on its own, under this interpreter; `flags` are further ones.
 
     --standalone takes a free port, so that two jobs on one machine cannot meet.
     """
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *(f"--nnodes={topology.nnodes}", f"--nproc-per-node={topology.nproc_per_node}"),
-        *(script, *arguments),
+        *(*flags, script, *arguments),
     ]
 
 

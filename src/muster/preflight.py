@@ -36,7 +36,7 @@ from muster.bandwidth.judge import judge
 from muster.bandwidth.results import Collective, read_torch
 from muster.bandwidth.series import Series
 from muster.finding import Finding, Outcome, Severity, Verdict, verdict
-from muster.launch import CommandLine, ExitStatus
+from muster.launch import FAILURE_COUNTS, CommandLine, ExitStatus
 from muster.podlines import Began, Closed, Ended, Found, Known, Measured, Opened, Record
 from muster.steps import Step
 from muster.suite import Reach
@@ -55,9 +55,6 @@ NODE_STEPS: Final = (
 NOT_JUDGED: Final = frozenset({"locked_memory", "gids", "master_addr", "debug_switches"})
 # the name in the suite's plan of what all nodes do here
 WORLD: Final = "nodes_bandwidth"
-# from the annotations batch.kubernetes.io/job-index-(ignored-)failure-count
-# https://kubernetes.io/docs/reference/labels-annotations-taints/#job-index-failure-count
-FAILURE_COUNTS: Final = ("MUSTER_FAILURES", "MUSTER_IGNORED_FAILURES")
 LAUNCHER: Final = (sys.executable, "-m", "muster.launcher")
 SUITE_LIMIT_S: Final = 900.0
 NVIDIA: Final = Path("/dev/nvidiactl")

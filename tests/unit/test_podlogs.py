@@ -3,6 +3,8 @@
 import base64
 import json
 import re
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +16,7 @@ import pytest
 from tests.unit import pods
 from tests.unit.conftest import ROOT
 
-from muster import podlines, podlogs
+from muster import dossier, podlines, podlogs
 from muster.dossier import Dossier
 from muster.errors import LogUnreadable, PodLogBroken, PodLogWithoutResults, WrongInput
 from muster.finding import Finding, Outcome, Severity, Verdict
@@ -348,3 +350,48 @@ def test_a_line_of_another_program_is_none_of_ours() -> None:
         "demo-0",
         Began("memlock"),
     )
+
+
+# ---- the command -------------------------------------------------------------------------------
+
+
+def report(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "invoke", "report", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_command_writes_what_people_and_machines_read(
+    tmp_path: Path, passed: list[str]
+) -> None:
+    log = tmp_path / "pods.log"
+    log.write_text("".join(passed))
+    kept = {name: tmp_path / f"report.{name}" for name in ("json", "junit", "html")}
+    done = report(*(f"--{name}={path}" for name, path in kept.items()), "--", str(log))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.rstrip().splitlines()[-1] == "READY"
+    assert dossier.read(kept["json"]) == podlogs.read([log])
+    assert b"nodes_bandwidth" in kept["junit"].read_bytes()
+    assert b"demo-1" in kept["html"].read_bytes()
+
+
+def test_the_command_ends_with_1_when_a_pod_was_refused(tmp_path: Path, refused: str) -> None:
+    (tmp_path / "pod-1.log").write_text(refused)
+    # a folder of logs
+    done = report("--", str(tmp_path))
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.rstrip().splitlines()[-1] == "NOT READY"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "there is no log to read"),
+        (("--", "absent.log"), "there is no log 'absent.log'"),
+        (("--", "README.md"), "README.md has no results of a preflight"),
+    ],
+)
+def test_the_command_ends_with_2_for_what_it_cannot_read(words: tuple[str, ...], says: str) -> None:
+    done = report(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"muster: {says}")
+    assert "  do: " in done.stderr

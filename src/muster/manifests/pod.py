@@ -7,7 +7,7 @@ from typing import Any, Final
 from ruamel.yaml.comments import CommentedBase, CommentedMap, CommentedSeq
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString as Quoted
 
-from muster import launch, patch, preflight
+from muster import launch, patch
 from muster.launch import Rendezvous
 from muster.manifests import quantities
 from muster.manifests.quoting import text
@@ -91,7 +91,7 @@ def _preflight(container: CommentedMap, spec: Spec) -> CommentedMap:
     gate = CommentedMap(name=PREFLIGHT)
     for key in ("image", "envFrom", "env", "resources", "securityContext", "volumeMounts"):
         gate[key] = patch.copied(container[key])
-    for name, annotation in zip(preflight.FAILURE_COUNTS, FAILURE_COUNTS, strict=True):
+    for name, annotation in zip(launch.FAILURE_COUNTS, FAILURE_COUNTS, strict=True):
         path = f"metadata.annotations['{annotation}']"
         field = CommentedMap(fieldRef=CommentedMap(fieldPath=path))
         gate["env"].append(CommentedMap(name=name, valueFrom=field))
