@@ -67,7 +67,7 @@ class Difference:
 class Comparison:
     """`ranks` are the nodes, the fastest first; `findings` name the odd ones out.
 
-    `missing` left no results in their reports.
+    `missing` are nodes whose suite did not come to its end.
     """
 
     ranks: tuple[Rank, ...]
@@ -126,7 +126,7 @@ def _image(report: Dossier) -> str:
 
 
 def _contestants(reports: Iterable[tuple[Path, Dossier]]) -> Iterator[_Contestant]:
-    """Every node that left results; its report's name is added where two nodes have one name."""
+    """Every node that is not missing; its report's name is added where two nodes have one name."""
     known = [(path, report, node) for path, report in reports for node in report.nodes]
     hosts = [node.host for _, _, node in known]
     for path, report, node in known:

@@ -53,7 +53,7 @@ class Watched:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A machine of the run. `missing` says why of one that left no results of its own.
+    """A machine of the run. `missing` says why of one that left not all of its results.
 
     `facts` are the doctor's measures by the names of its checks; `watched` is None where no NCCL
     ran.

@@ -28,7 +28,7 @@ def standings(found: "Comparison") -> Iterator[RenderableType]:
     if found.differences:
         yield _differences(found)
     if found.missing:
-        yield Text(f"not compared, for they left no results: {named(found.missing)}")
+        yield Text(f"not compared, for they are missing: {named(found.missing)}")
 
 
 def named(nodes: Sequence[str]) -> str:

@@ -61,10 +61,10 @@ def _looks(node: "Node") -> tuple[str, str, str]:
 def _missing(nodes: "Sequence[Node]") -> Iterator[Text]:
     for node in nodes[:_MOST_ROWS]:
         yield Text.assemble(
-            (f"no results from {line(node.host)}", "bold red"), f": {line(node.missing or '')}"
+            (f"{line(node.host)} is missing", "bold red"), f": {line(node.missing or '')}"
         )
     if len(nodes) > _MOST_ROWS:
-        yield Text(f"nor from {len(nodes) - _MOST_ROWS} more: {_ELSEWHERE}")
+        yield Text(f"{len(nodes) - _MOST_ROWS} more are missing: {_ELSEWHERE}")
 
 
 # ---- bandwidth ---------------------------------------------------------------------------------

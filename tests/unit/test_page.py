@@ -124,10 +124,15 @@ def test_a_run_without_an_image_bandwidth_or_nodes_is_a_page_too() -> None:
 
 def test_the_missing_node_and_the_odd_one_out_are_named() -> None:
     told = parsed(cluster(4)).words
-    assert "1 not run. 4 nodes (1 left no results), 143 s." in told
-    assert "gpu-3 no results: its container ended (137) during ddp_demo" in told
+    assert "1 not run. 4 nodes (1 missing), 143 s." in told
+    assert "gpu-3 missing: its container ended (137) during ddp_demo" in told
     assert "580.95.05, CUDA 13.0, open kernel modules on gpu-0, gpu-1 570.86.15" in told
     assert "topology NV18 between all pairs shm" in told
+
+
+def test_a_node_where_no_nccl_ran_says_so_once() -> None:
+    silent = replace(dossier(), nodes=(replace(dossier().nodes[0], watched=None),))
+    assert parsed(silent).words.count("no NCCL ran here") == 1
 
 
 def test_figures_that_claim_nothing_say_so() -> None:

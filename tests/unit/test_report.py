@@ -146,14 +146,14 @@ def test_where_no_nccl_ran_there_is_nothing_to_watch() -> None:
     assert "a no NCCL ran" in lines
 
 
-def test_a_node_without_results_is_named_with_the_reason() -> None:
+def test_a_node_that_is_missing_is_named_with_the_reason() -> None:
     lines = lines_of(shown(cluster(4)))
-    assert "no results from gpu-3: its container ended (137) during ddp_demo" in lines
+    assert "gpu-3 is missing: its container ended (137) during ddp_demo" in lines
     assert lines[-1] == "NOT READY"
     gone = tuple(replace(each, missing="ssh: refused", watched=None) for each in cluster(40).nodes)
     lines = lines_of(shown(replace(cluster(4), nodes=gone, bandwidth=())))
-    assert sum(line.startswith("no results from") for line in lines) == 12
-    assert "nor from 28 more: --json FILE has them all" in lines
+    assert sum(" is missing: " in line for line in lines) == 12
+    assert "28 more are missing: --json FILE has them all" in lines
 
 
 def test_nodes_that_are_all_unlike_are_not_all_shown() -> None:
@@ -270,7 +270,7 @@ def test_what_differs_is_told_with_who_has_it_and_who_was_not_compared(tmp_path:
         "driver 580.95.05, CUDA 13.0, open kernel modules gpu-0, gpu-1",
         "570.86.15, CUDA 12.8, open kernel modules gpu-2",
     ]
-    assert "not compared, for they left no results: gpu-3" in lines
+    assert "not compared, for they are missing: gpu-3" in lines
     assert lines[-1] == "odd: gpu-2"
 
 

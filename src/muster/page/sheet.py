@@ -9,7 +9,7 @@ from muster import size
 from muster.bandwidth.floors import Floor
 from muster.bandwidth.results import Collective, Tool
 from muster.bandwidth.series import Series
-from muster.dossier import Dossier, Node
+from muster.dossier import Dossier, Node, Watched
 from muster.finding import Finding, Outcome, Severity
 from muster.page import plot, words
 from muster.steps import Step
@@ -61,13 +61,12 @@ class Other:
 
 @dataclass(frozen=True)
 class Seen:
-    """A node and the three things to watch; or the words why it is missing."""
+    """A node and the three things to watch, where NCCL ran; or the words why it is missing."""
 
     host: str
     missing: str | None
-    network: str
+    watched: Watched | None
     talk: str
-    graph: str
 
 
 @dataclass(frozen=True)
@@ -200,12 +199,9 @@ def _rows(series: Sequence[Series]) -> Iterator[tuple[str, ...]]:
 
 
 def _seen(node: Node) -> Seen:
-    if node.watched is None:
-        silent = "no NCCL ran here"
-        return Seen(node.host, node.missing, silent, silent, silent)
-    found = node.watched
-    links = ", ".join(f"{via} x {count}" for via, count in found.links.items())
-    return Seen(node.host, node.missing, found.network, links or found.talk, found.graph)
+    links = node.watched.links if node.watched else {}
+    talk = ", ".join(f"{via} x {count}" for via, count in links.items())
+    return Seen(node.host, node.missing, node.watched, talk or "not told")
 
 
 def _facts(nodes: Sequence[Node]) -> Iterator[Fact]:
