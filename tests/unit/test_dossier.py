@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from muster.dossier import Watched, watched
 from muster.explain.events import Event
 from muster.explain.explanation import of_text
@@ -42,3 +44,39 @@ def test_what_a_log_does_not_say_is_nought() -> None:
 
 def test_a_log_of_gloo_tells_of_no_node() -> None:
     assert watched(of_text("[rank0]: step 1 loss 0.5").picture) == {}
+
+
+SEEN = Watched(
+    networks=("IB",),
+    gpu_direct=True,
+    links={"P2P/CUMEM": 56, "NET/IB": 16},
+    rings=16,
+    trees=True,
+    nvls=0,
+)
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        (SEEN, "IB, GPUDirect"),
+        (replace(SEEN, gpu_direct=False), "IB, no GPUDirect"),
+        (replace(SEEN, gpu_direct=None), "IB"),
+        (replace(SEEN, networks=("IB", "Socket"), gpu_direct=None), "IB and Socket"),
+        (replace(SEEN, networks=(), gpu_direct=None), "not told"),
+    ],
+)
+def test_the_network_is_told_in_words(seen: Watched, told: str) -> None:
+    assert seen.network == told
+
+
+def test_how_gpus_talk_is_the_same_wherever_a_node_stands_in_the_rings() -> None:
+    elsewhere = replace(SEEN, links={"NET/IB": 2, "P2P/CUMEM": 8})
+    assert SEEN.talk == elsewhere.talk == "NET/IB, P2P/CUMEM"
+    assert replace(SEEN, links={}).talk == "not told"
+
+
+def test_rings_and_trees_are_told_in_words() -> None:
+    assert SEEN.graph == "16 rings, trees"
+    assert replace(SEEN, nvls=24).graph == "16 rings, trees, 24 NVLS channels"
+    assert replace(SEEN, rings=0, trees=False).graph == "not told"

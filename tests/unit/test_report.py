@@ -274,6 +274,18 @@ def test_what_differs_is_told_with_who_has_it_and_who_was_not_compared(tmp_path:
     assert lines[-1] == "odd: gpu-2"
 
 
+def test_no_text_of_a_report_moves_the_terminals_cursor(tmp_path: Path) -> None:
+    def word(text: str) -> str:
+        return f"\x1b[2J\r\u202e{text}"
+
+    found = replace(dossier("c"), nodes=(node("c", driver="570"),))
+    told = "".join(
+        compared(tmp_path, *(reworded(each, word) for each in (dossier("a"), dossier("b"), found)))
+    )
+    assert "alone differs in driver" in told
+    assert not set(told) & set("\x1b\r\u202e")
+
+
 def test_nodes_that_are_alike_end_in_one_word_for_it(tmp_path: Path) -> None:
     lines = compared(tmp_path, dossier("a"), dossier("b"))
     assert lines[-1] == "no node is odd"
