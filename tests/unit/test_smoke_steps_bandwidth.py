@@ -78,6 +78,14 @@ def test_sizes_go_from_8_bytes_to_what_memory_and_the_floor_want(tmp_path: Path)
     assert of(log, Collective.SENDRECV).floor is None
 
 
+def test_fewer_ranks_than_gpus_use_as_many_and_have_no_floor_of_a_full_node(
+    tmp_path: Path,
+) -> None:
+    log = EIGHT.run(tmp_path, BOTH, 4)
+    assert {(series.run.nranks, series.floor) for series in log.series} == {(4, None)}
+    assert max(row.bytes for row in of(log, Collective.ALL_REDUCE).run.rows) == 8 * GIB
+
+
 def test_on_one_gpu_all_is_checked_and_no_bandwidth_claimed(tmp_path: Path) -> None:
     machine = Machine(gpus=gpus(1))
     log = machine.run(tmp_path, BOTH, 1, "--floors", "300")

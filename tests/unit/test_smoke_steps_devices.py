@@ -42,6 +42,15 @@ def test_gpus_with_nvlink_that_cannot_reach_each_other_fail_the_step(tmp_path: P
     assert step.measure == "4 GPUs, 5 of 6 pairs P2P"
 
 
+def test_whose_link_a_pair_has_is_looked_up_by_uuid(tmp_path: Path) -> None:
+    bridges = Machine(gpus=gpus(4), path="SYS", bridged=((0, 1), (2, 3)), torch_sees=(0, 2, 1, 3))
+    far = dataclasses.replace(bridges, closed=((0, 2), (1, 3))).step(tmp_path, "devices", 4)
+    assert (far.outcome, far.findings) == (Outcome.PASSED, ())
+    broken = dataclasses.replace(bridges, closed=((2, 3),)).step(tmp_path, "devices", 4)
+    (finding,) = broken.findings
+    assert (finding.severity, finding.where) == (Severity.ERROR, "GPU 1 and 3")
+
+
 def test_gpus_on_one_pcie_switch_that_cannot_reach_each_other_are_a_warning(
     tmp_path: Path,
 ) -> None:

@@ -36,7 +36,9 @@ def gpus(count: int, name: str = H100, memory: int = 80 * 2**30) -> tuple[Gpu, .
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """`path` is what lies between any two GPUs, `closed` the pairs that CUDA cannot open.
+    """`path` lies between any two GPUs, NVLink between those of `bridged` too.
+
+    `closed` are the pairs whose memory CUDA cannot open to each other.
 
     `torch_sees` and `ranks_on` are GPUs by NVML's index, `nccl_tests` and `torch` GB/s by
     collective, `faults` what is wrong with nccl-tests' programs.
@@ -47,6 +49,7 @@ class Machine:
     ranks_on: tuple[int, ...] = ()
     cuda: str | None = "13.0"
     path: str = "NVLINK"
+    bridged: tuple[tuple[int, int], ...] = ()
     p2p_status: int = 0
     closed: tuple[tuple[int, int], ...] = ()
     nccl_tests: Mapping[str, float] = field(default_factory=dict)

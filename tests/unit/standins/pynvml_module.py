@@ -52,9 +52,9 @@ def nvmlDeviceGetUUID(handle: int) -> str:  # noqa: N802
     return str(MACHINE["gpus"][handle]["uuid"])
 
 
-def nvmlDeviceGetP2PStatus(_one: int, _other: int, index: int) -> int:  # noqa: N802
+def nvmlDeviceGetP2PStatus(one: int, other: int, index: int) -> int:  # noqa: N802
     if index == NVML_P2P_CAPS_INDEX_NVLINK:
-        return 0 if MACHINE["path"] == "NVLINK" else 5
+        return 0 if MACHINE["path"] == "NVLINK" or [one, other] in MACHINE["bridged"] else 5
     return int(MACHINE["p2p_status"])
 
 
