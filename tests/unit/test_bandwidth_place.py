@@ -97,7 +97,7 @@ def test_where_no_file_is_given_none_is_unused(text: str | None) -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "", "floors.toml", "schema = 1"])
 def test_what_is_neither_a_number_nor_floors_is_refused_with_the_option(text: str) -> None:
-    with pytest.raises(FloorsWrong, match="--floors: "):
+    with pytest.raises(FloorsWrong, match="--floor: "):
         place.floor_of(text, None, Collective.ALL_REDUCE)
 
 

@@ -239,4 +239,4 @@ def test_torch_that_is_slower_than_nccl_tests_is_a_warning(tmp_path: Path) -> No
 def test_floors_that_are_none_break_the_step_off_with_why(tmp_path: Path, text: str) -> None:
     step = CPU.step(tmp_path, "bandwidth", 2, f"--floors={text}")
     assert step.outcome is Outcome.FAILED
-    assert "--floors: " in whats(step)[0]
+    assert "--floor: " in whats(step)[0]

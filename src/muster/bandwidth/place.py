@@ -13,8 +13,8 @@ from muster.finding import Finding, warning
 
 # as the doctor spells what lies between two GPUs
 NVLINK: Final = "NVLINK"
-# where a text of floors comes from
-OPTION: Final = Path("--floors")
+# where the text of floors comes from: the option of smoke
+OPTION: Final = Path("--floor")
 
 # NVLink 5 reaches its peak at 4 GiB (coreweave/nccl-tests#43), PCIe long before 1 GiB
 _MOST_BY_NVLINK: Final = 2**33
