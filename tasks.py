@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -9,11 +10,13 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from muster.dossier import Dossier
     from muster.explain.explanation import Explanation
 
 ROOT = Path(__file__).resolve().parent
@@ -34,7 +37,7 @@ try:
     from rich.status import Status
 
     from muster import launch, node, pins, report
-    from muster.errors import DiskFull, ExitCode, MusterError, NoLog
+    from muster.errors import DiskFull, ExitCode, MusterError, NoLog, NoPodLog
     from muster.finding import Verdict
     from muster.finding import verdict as finding_verdict
     from muster.topology import NodeRange, positive
@@ -327,11 +330,17 @@ def compare(_c: Context, json: str | None = None) -> None:
 
 @task(
     help={
-        "nproc-per-node": "ranks on this node (default: one a GPU, 2 without)",
+        "nproc-per-node": "ranks on each node (default: one a GPU, 2 without)",
+        "nnodes": "as many containers that stand for nodes, on one network (default: 1)",
         "shm-size": "the container's /dev/shm (default: docker/pins.toml's)",
         "step-timeout": "seconds that every step may take, in place of its own limit",
+        "only": "just these steps, with commas between them",
+        "skip": "without these steps",
+        "quick": "the steps that take seconds",
+        "floor": "busbw that all_reduce must reach in GB/s, or a file like floors.toml",
         "here": "without a container; --here=PYTHON names the interpreter that has torch",
         "junit": "also write the steps as JUnit XML to this file",
+        "html": "also write a report for people to this file",
         **SLIM,
         **VARIANT,
         **JSON,
@@ -342,37 +351,57 @@ def smoke(
     _c: Context,
     variant: str | None = None,
     nproc_per_node: str | None = None,
+    nnodes: str | None = None,
     shm_size: str | None = None,
     step_timeout: str | None = None,
+    only: str | None = None,
+    skip: str | None = None,
+    quick: bool = False,
+    floor: str | None = None,
     here: str | None = None,
     slim: bool = False,
     json: str | None = None,
     junit: str | None = None,
+    html: str | None = None,
 ) -> None:
-    """Run the smoke suite in the image, and say READY or NOT READY. Half a minute."""
+    """Run the smoke suite in the image, and say READY or NOT READY. Two minutes; --quick: less."""
     with command() as terminal:
         from muster import engine as engines
         from muster import image
-        from muster import smoke as suite
+        from muster.smoke import here as bare
+        from muster.smoke import nodes
+        from muster.smoke import settings as wishes
 
-        paths = _writable(json), _writable(junit)
+        kept = Kept.of(json, junit, html)
         pinned, machine = pins.read(ROOT / "docker"), node.look()
         row, why = _variant(pinned, machine, variant)
-        wish = suite.Wish(nproc_per_node, shm_size, step_timeout)
-        settings = suite.settings(pinned, row, machine, wish)
+        wish = wishes.Wish(
+            nproc_per_node=nproc_per_node,
+            shm_size=shm_size,
+            step_timeout=step_timeout,
+            nnodes=nnodes,
+            only=only,
+            skip=skip,
+            quick=quick,
+            floor=floor,
+        )
+        words = [*_flag("--variant", variant), *(["--slim"] if slim else [])]
+        if here is not None:
+            words.append("--here" if here in (True, "") else f"--here={here}")
+        settings = wishes.settings(pinned, row, machine, wish, words)
         if here is not None:
             python = sys.executable if here in (True, "") else here
-            result = suite.here(ROOT, python, machine, settings, terminal)
+            result = bare.here(ROOT, python, machine, settings, _command_line(), terminal)
         else:
             found = engines.ensure(terminal.confirm, terminal)
             terminal.say(f"variant {row.name} ({why})")
             ref = image.Request(row, (), slim=slim).ref
-            result = suite.in_container(found, row, ref, machine, settings, terminal)
+            result = nodes.in_containers(
+                found, row, ref, machine, settings, _command_line(), terminal
+            )
         terminal.quiet()
         terminal.console.print(report.smoke(result))
-        _write_json(paths[0], result.to_dict())
-        if paths[1] is not None:
-            report.write(paths[1], report.junit(result))
+        kept.write(result)
         _end(result.verdict)
 
 
@@ -652,6 +681,32 @@ def _followed(files: tuple[Path, ...], terminal: Terminal) -> "Explanation":
 
 
 @task(
+    name="report",
+    help={
+        "junit": "also write the steps as JUnit XML to this file",
+        "html": "also write a report for people to this file",
+        **JSON,
+    },
+)
+def read_back(
+    _c: Context, json: str | None = None, junit: str | None = None, html: str | None = None
+) -> None:
+    """Report what a preflight's pods found, from their logs after --. A second, no cluster."""
+    with command() as terminal:
+        from muster import podlogs
+        from muster.explain import lines
+
+        kept = Kept.of(json, junit, html)
+        words = _after_dashes()
+        if not words:
+            raise NoPodLog
+        result = podlogs.read(lines.files(words))
+        terminal.console.print(report.smoke(result))
+        kept.write(result)
+        _end(result.verdict)
+
+
+@task(
     help={
         "timeout": "seconds that each run may take (default: 120)",
         "logs": "keep the logs in a new folder in this one (default: a temporary one)",
@@ -761,6 +816,37 @@ def _writable(path: str | None) -> Path | None:
         return None
     report.check_writable(Path(path))
     return Path(path)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The files that a run of the suite is kept in."""
+
+    json: Path | None
+    junit: Path | None
+    html: Path | None
+
+    @classmethod
+    def of(cls, json: str | None, junit: str | None, html: str | None) -> "Kept":
+        return cls(_writable(json), _writable(junit), _writable(html))
+
+    def write(self, dossier: "Dossier") -> None:
+        _write_json(self.json, dossier.to_dict())
+        if self.junit is not None:
+            report.write(self.junit, report.junit(dossier))
+        if self.html is not None:
+            from muster.page import page
+
+            report.write(self.html, page.page(dossier))
+
+
+def _command_line() -> str:
+    """The command as it was written, to be written again."""
+    return shlex.join(["./invokew", *sys.argv[1:]])
+
+
+def _flag(name: str, value: str | None) -> list[str]:
+    return [] if value is None else [name, value]
 
 
 def _write_json(path: Path | None, document: dict[str, Any]) -> None:

@@ -24,17 +24,20 @@ LIBRARY = (
     "finding.py",
     "launch.py",
     "launcher.py",
+    "podlines.py",
     "preflight.py",
     "process.py",
     "progress.py",
     "proofs.py",
+    "shape.py",
     "size.py",
     "steps.py",
+    "suite.py",
     "switches.py",
     "topology.py",
 )
 # and those that are packages
-PACKAGES = ("doctor",)
+PACKAGES = ("bandwidth", "doctor")
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,18 @@ class Checkout:
         files |= {f"venv/{name}": self.docker / name for name in venv}
         library = self.root / "src/muster"
         files |= {f"muster/{name}": library / name for name in LIBRARY}
-        modules = (path for name in PACKAGES for path in (library / name).glob("*.py"))
-        files |= {f"muster/{path.relative_to(library)}": path for path in modules}
+        parts = (path for name in PACKAGES for path in (library / name).iterdir())
+        parts = (path for path in parts if path.suffix in {".py", ".toml"})
+        files |= {f"muster/{path.relative_to(library)}": path for path in parts}
         suite = self.root / "tests/smoke"
         files |= {
             f"smoke/{path.name}": path for path in [*suite.glob("*.py"), suite / "pytest.ini"]
+        }
+        planted = suite / "pitfalls"
+        files |= {
+            f"smoke/{path.relative_to(suite)}": path
+            for path in planted.rglob("*")
+            if path.suffix in {".py", ".ini"}
         }
         files |= {f"train/{path.name}": path for path in (self.root / "train").glob("*.py")}
         return files

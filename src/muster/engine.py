@@ -266,6 +266,12 @@ class Engine:
         self.version = str(version["Version"])
         self.architecture = str(version["Arch"])
 
+    @property
+    def host(self) -> str:
+        """The name of the machine that it runs on."""
+        with _answers("a look at its machine"):
+            return str(self._client.info()["Name"])
+
     def answers(self) -> bool:
         """Whether it still does."""
         try:
@@ -645,10 +651,14 @@ def _refuses_asks(spec: ContainerSpec) -> Iterator[None]:
         with _refuses(f"a container of {spec.image}"):
             yield
     except EngineRefused as error:
-        for ask in sorted(spec.asks):
-            if _REFUSALS[ask].search(error.what):
-                raise AskRefused(ask, error.what) from error
+        if (ask := refused(spec, error.what)) is not None:
+            raise AskRefused(ask, error.what) from error
         raise
+
+
+def refused(spec: ContainerSpec, said: str) -> Ask | None:
+    """Which of the asks of `spec` an Engine refuses that says `said`; None for none of them."""
+    return next((ask for ask in sorted(spec.asks) if _REFUSALS[ask].search(said)), None)
 
 
 def _first_line(error: docker.errors.APIError) -> str:

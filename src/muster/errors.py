@@ -97,6 +97,21 @@ class MoreProcessesThanGpus(WrongInput):
         )
 
 
+class NotAFloor(WrongInput):
+    def __init__(self, text: str) -> None:
+        super().__init__(
+            f"--floor {text!r} is not a bandwidth that can be reached",
+            "give GB/s above 0, e.g. --floor 300, or a file as src/muster/bandwidth/floors.toml",
+        )
+
+
+class NoSuchStep(WrongInput):
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        super().__init__(
+            f"the smoke suite has no step {name!r}", f"its steps are: {', '.join(known)}"
+        )
+
+
 class ImageNotBuilt(WrongInput):
     def __init__(self, ref: str, variant: str) -> None:
         super().__init__(
@@ -180,6 +195,14 @@ class TagMoved(WrongInput):
         super().__init__(
             f"the tag {tag} of nccl-tests is commit {found} now, pinned {pinned}",
             "a tag does not move by itself: find out why; nothing was written",
+        )
+
+
+class NodesWithoutContainers(WrongInput):
+    def __init__(self, nnodes: int) -> None:
+        super().__init__(
+            f"--nnodes {nnodes} stands for nodes by containers, and --here has none",
+            "leave out one of the two",
         )
 
 
@@ -579,6 +602,56 @@ class CommandNotStarted(WrongInput):
         )
 
 
+# ---- several hosts -----------------------------------------------------------------------------
+
+
+class HostsUnreadable(WrongInput):
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(
+            f"cannot read {path}: {why}",
+            "give a file of text with one host a line: [user@]name[:port]",
+        )
+
+
+class HostsWrong(WrongInput):
+    def __init__(self, path: Path, line: int, why: str) -> None:
+        super().__init__(
+            f"{path}:{line}: {why}",
+            "write one host a line as [user@]name[:port], by the name that the others reach it by",
+        )
+
+
+class NoHosts(WrongInput):
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} names no host", "write one host a line: [user@]name[:port]")
+
+
+class HostsNotReady(MachineLacks):
+    """`problems` are "host: what is wrong", one a line; `remedies` fit their kinds."""
+
+    def __init__(self, problems: Sequence[str], remedies: Sequence[str]) -> None:
+        lines = [
+            "not every host is ready; nothing was started",
+            *(f"  | {each}" for each in problems),
+        ]
+        super().__init__("\n".join(lines), "; ".join(remedies))
+
+
+class HostsDisagree(MachineLacks):
+    """`ids` are "image id: hosts", one a line."""
+
+    def __init__(self, ref: str, ids: Sequence[str]) -> None:
+        lines = [
+            f"{ref} is not one and the same image on all hosts",
+            *(f"  | {each}" for each in ids),
+        ]
+        super().__init__(
+            "\n".join(lines),
+            f"copy one of them to all: docker save {ref} | ssh HOST docker load; or push it to a"
+            " registry, and docker pull it on every host",
+        )
+
+
 # ---- reports -----------------------------------------------------------------------------------
 
 
@@ -613,6 +686,32 @@ class ReportsOfDifferentImages(WrongInput):
         super().__init__(
             f"{first} is of {one}, {second} of {other}: what differs may be the image",
             "run smoke on every node with one and the same image",
+        )
+
+
+class NoPodLog(WrongInput):
+    def __init__(self) -> None:
+        super().__init__(
+            "there is no log to read",
+            "give the logs of a preflight's pods: ./invokew report -- demo.log, made by"
+            " kubectl logs --prefix --tail=-1 -l app.kubernetes.io/name=demo -c preflight",
+        )
+
+
+class PodLogWithoutResults(WrongInput):
+    def __init__(self, file: str) -> None:
+        super().__init__(
+            f"{file} has no results of a preflight",
+            "give the whole log of the container preflight: kubectl logs --prefix --tail=-1 -l"
+            f" app.kubernetes.io/name=NAME -c preflight; of other logs: ./invokew explain {file}",
+        )
+
+
+class PodLogBroken(WrongInput):
+    def __init__(self, file: str, line: int, why: str) -> None:
+        super().__init__(
+            f"{file}:{line}: {why}",
+            "give the log as the pod wrote it, and read it with the Muster of the pod's image",
         )
 
 

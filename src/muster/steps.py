@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from muster.bandwidth.series import Series
 from muster.finding import Finding, Outcome, Severity
 from muster.progress import Progress
+from muster.shape import shaped
 
+# the reason of a step that was not run begins with it: pytest knows no other than skipped
+NOT_RUN = "not run: "
 # pytest captures the descriptors 1 and 2 of the steps: the report log goes out by another
 _REPORT_FD = 3
 REPORT = f"/dev/fd/{_REPORT_FD}"
@@ -19,9 +23,12 @@ def reporting(suite: Sequence[str]) -> list[str]:
     return ["sh", "-c", f'exec "$@" {_REPORT_FD}>&1', "sh", *suite]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step's result. `measure` is what it measured, or why it does not apply."""
+    """A step of the suite. `measure` is what it measured, or why it does not apply or did not run.
+
+    `command` repeats it, and nothing else, on one line.
+    """
 
     name: str
     outcome: Outcome
@@ -30,14 +37,25 @@ class Step:
     measure: str
     findings: tuple[Finding, ...]
     output: str
+    command: str
 
 
 @dataclass
 class Log:
-    """The report log of the plugin pytest-reportlog, line by line."""
+    """The report log of the plugin pytest-reportlog, line by line.
+
+    `repeat` is the command that runs the suite again in the same way. `facts` are the doctor's
+    measures by the names of its checks, `nccl` what each step's NCCL wrote, a text a process.
+    """
 
     progress: Progress
+    repeat: str = "./invokew smoke"
     steps: list[Step] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    hashes: dict[str, str] = field(default_factory=dict)
+    series: list[Series] = field(default_factory=list)
+    nccl: dict[str, list[str]] = field(default_factory=dict)
     running: str | None = None
     # https://docs.pytest.org/en/stable/reference/exit-codes.html
     exit_status: int | None = None
@@ -71,15 +89,26 @@ class Log:
             self.progress.detail(f"step {name}")
         elif entry["when"] == "call" or entry["outcome"] != "passed":
             self.running = None
-            self.steps.append(_step(name, entry))
+            self.steps.append(_step(name, entry, f"{self.repeat} --only {name}"))
+            self._read_measures(name, entry["user_properties"])
             self.progress.say(line(self.steps[-1]))
+
+    def _read_measures(self, step: str, properties: Sequence[Sequence[Any]]) -> None:
+        named = {"fact": self.facts, "version": self.versions, "hash": self.hashes}
+        for key, value in properties:
+            if key in named:
+                named[key][value[0]] = value[1]
+            if key == "series":
+                self.series.append(shaped(Series, value))
+            if key == "nccl":
+                self.nccl.setdefault(step, []).append(value)
 
 
 def line(step: Step) -> str:
     return f"{step.name}: {step.outcome}, {step.seconds:.1f} s. {step.measure}"
 
 
-def _step(name: str, entry: dict[str, Any]) -> Step:
+def _step(name: str, entry: dict[str, Any], command: str) -> Step:
     properties: list[tuple[str, Any]] = [(key, value) for key, value in entry["user_properties"]]
     named = dict(properties)
     findings = [Finding.from_dict(value) for key, value in properties if key == "finding"]
@@ -90,6 +119,8 @@ def _step(name: str, entry: dict[str, Any]) -> Step:
     measure = str(named.get("measure", ""))
     if outcome is Outcome.NOT_APPLICABLE:
         measure = str(entry["longrepr"][2]).removeprefix("Skipped: ")
+        if measure.startswith(NOT_RUN):
+            outcome, measure = Outcome.NOT_RUN, measure.removeprefix(NOT_RUN)
     if outcome is Outcome.FAILED and not any(f.severity is Severity.ERROR for f in findings):
         findings.append(_unforeseen(name, entry))
     return Step(
@@ -100,6 +131,7 @@ def _step(name: str, entry: dict[str, Any]) -> Step:
         measure=measure,
         findings=tuple(findings),
         output=output,
+        command=command,
     )
 
 

@@ -1,6 +1,7 @@
 """The environment: is what the image and the run promise really there?"""
 
 import ctypes
+import hashlib
 import os
 import platform
 import resource
@@ -8,18 +9,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from conftest import Step, StepFailed
+from conftest import Step, StepFailed, conclude
 
 from muster import bom, proofs, size
+from muster.doctor import examine
 from muster.finding import Outcome
 from muster.switches import DEBUG_SWITCHES
 
 LOCK_BYTES = 64 * 2**20
 
 RDMA_LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1", "libmlx5.so.1", "libefa.so.1")
+
+# the doctor's checks that a step of the suite makes, knowing what the run asked for
+ASKED_BY_STEPS = {"shm", "locked_memory", "debug_switches", "nccl_conf"}
 
 NCCL_CONF = (Path("/etc/nccl.conf"), Path("~/.nccl.conf"))
 
@@ -42,7 +48,17 @@ def test_versions(step: Step) -> None:
             cause="something was installed over the image, or the image was not built by Muster",
             remedy="build the image again: ./invokew build",
         )
+    _tell(step, image.bom)
     step.measure(f"Python {image.bom['python']}, torch {torch.__version__}, {len(wheels)} wheels")
+
+
+def _tell(step: Step, facts: Mapping[str, Any]) -> None:
+    for name, known in (("Python", "python"), ("torch", "torch"), ("NCCL", "nccl")):
+        if facts[known]:
+            step.version(name, str(facts[known]))
+    step.version("variant", str(facts["variant"]))
+    step.hash("bom.json", hashlib.sha256(bom.PATH.read_bytes()).hexdigest())
+    step.hash("base", str(facts["base"]["id"]).removeprefix("sha256:"))
 
 
 def _versions(
@@ -62,7 +78,6 @@ def _versions(
         yield name, version, found
 
 
-@pytest.mark.limit(180)
 def test_image(step: Step) -> None:
     """The files of the image are those that its bill of materials names, with one NCCL."""
     if not bom.PATH.exists():
@@ -75,6 +90,23 @@ def test_image(step: Step) -> None:
         raise StepFailed(findings)
     counts = Counter(proof.outcome for proof in made)
     step.measure(", ".join(f"{counts[each]} {each}" for each in Outcome if counts[each]))
+
+
+def test_doctor(step: Step) -> None:
+    """Nothing that the doctor sees of this node stops training."""
+    result = examine.doctor()
+    for each in result.examinations:
+        step.note(f"{each.name}: {each.outcome}. {each.measure}")
+        step.fact(each.name, each.measure)
+    found = [
+        finding
+        for each in result.examinations
+        if each.name not in ASKED_BY_STEPS
+        for finding in each.findings
+    ]
+    counts = Counter(each.outcome for each in result.examinations)
+    step.measure(", ".join(f"{counts[each]} {each}" for each in Outcome if counts[each]))
+    conclude(step, found)
 
 
 def test_shm_size(step: Step, request: pytest.FixtureRequest) -> None:

@@ -1,12 +1,10 @@
 """/dev/shm in use: does it hold what DataLoader workers hand to their rank?"""
 
-import pytest
 from conftest import Step, last_json
 
 from muster import size
 
 
-@pytest.mark.limit(60)
 def test_dataloader_shm(step: Step, python: str) -> None:
     """A worker hands one sample of 80 MiB over."""
     done = step.run([python, "dataloader_shm.py"])
@@ -18,7 +16,7 @@ def test_dataloader_shm(step: Step, python: str) -> None:
             remedy="give the container more: --shm-size 1g, or --ipc=host; in a pod a"
             " memory-backed emptyDir at /dev/shm",
         )
-    result = last_json(done)
+    result = last_json(done.output)
     step.measure(
         f"{size.binary(result['sample_bytes'])} through {size.binary(result['shm_bytes'])}"
     )
