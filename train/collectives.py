@@ -87,25 +87,36 @@ def meet(device: torch.device, timeout: timedelta) -> tuple[dist.Store, int, int
 
 
 class Ranks:
-    """This rank, all ranks, and the numbers that each of them holds."""
+    """This rank, all ranks, and the numbers that each of them contributes."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.rank, self.size = device, dist.get_rank(), dist.get_world_size()
+        self.after, self.before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        self.every = self.numbers(WIDTH)
+        self.wide = self.numbers(WIDTH * self.size)  # with a part for each rank
 
-    def own(self, rank: int | None = None, width: int = WIDTH) -> Tensor:
-        """What `rank`, or this one, contributes: its rank times 100, counting up."""
-        first = 100 * (self.rank if rank is None else rank)
-        return torch.arange(first, first + width, device=self.device)
+    def numbers(self, width: int) -> list[Tensor]:
+        """Those of every rank: its rank times 100, counting up."""
+        firsts = range(0, 100 * self.size, 100)
+        return [torch.arange(first, first + width, device=self.device) for first in firsts]
 
-    def every(self, width: int = WIDTH) -> list[Tensor]:
-        return [self.own(rank, width) for rank in range(self.size)]
+    def own(self) -> Tensor:
+        return self.every[self.rank].clone()
 
-    def room(self) -> list[Tensor]:
-        return [torch.empty_like(self.own()) for _ in range(self.size)]
+    def parts(self) -> list[Tensor]:
+        """What this rank has for each."""
+        return list(self.wide[self.rank].chunk(self.size))
 
     def part(self, of: Tensor) -> Tensor:
         """This rank's share of what has a share for each."""
         return of.chunk(self.size)[self.rank]
+
+    def room(self) -> list[Tensor]:
+        return [torch.empty_like(each) for each in self.every]
+
+
+def same(got: list[Tensor], wanted: list[Tensor]) -> bool:
+    return all(map(torch.equal, got, wanted)) and len(got) == len(wanted)
 
 
 # -- one to all, all to one, all to all -----------------------------------------------------------
@@ -114,106 +125,100 @@ class Ranks:
 def broadcast(ranks: Ranks) -> bool:
     value = ranks.own()
     dist.broadcast(value, src=0)
-    return value.equal(ranks.own(0))
+    return same([value], [ranks.every[0]])
 
 
 def reduce(ranks: Ranks) -> bool:
     value = ranks.own()
     dist.reduce(value, dst=0)
-    return ranks.rank != 0 or value.equal(torch.stack(ranks.every()).sum(dim=0))
+    return ranks.rank != 0 or same([value], [torch.stack(ranks.every).sum(dim=0)])
 
 
 def all_reduce(ranks: Ranks) -> bool:
-    rows = torch.stack(ranks.every())
-    expected = {
+    rows = torch.stack(ranks.every) % 7 + 1  # small ones, for the product
+    wanted = {
         dist.ReduceOp.SUM: rows.sum(dim=0),
         dist.ReduceOp.MAX: rows.amax(dim=0),
         dist.ReduceOp.MIN: rows.amin(dim=0),
-        dist.ReduceOp.PRODUCT: (rows % 5 + 1).prod(dim=0),
+        dist.ReduceOp.PRODUCT: rows.prod(dim=0),
     }
-    right = True
-    for operation, result in expected.items():
-        value = ranks.own() % 5 + 1 if operation == dist.ReduceOp.PRODUCT else ranks.own()
+    got = [rows[ranks.rank].clone() for _ in wanted]
+    for value, operation in zip(got, wanted, strict=True):
         dist.all_reduce(value, operation)
-        right = right and value.equal(result)
-    return right
+    return same(got, list(wanted.values()))
 
 
 def gather(ranks: Ranks) -> bool:
     room = ranks.room() if ranks.rank == 0 else None
     dist.gather(ranks.own(), room, dst=0)
-    return room is None or all(map(torch.equal, room, ranks.every()))
+    return room is None or same(room, ranks.every)
 
 
 def scatter(ranks: Ranks) -> bool:
-    value = torch.empty_like(ranks.own())
-    dist.scatter(value, ranks.every() if ranks.rank == 0 else None, src=0)
-    return value.equal(ranks.own())
+    (value, *_) = ranks.room()
+    dist.scatter(value, ranks.every if ranks.rank == 0 else None, src=0)
+    return same([value], [ranks.own()])
 
 
 def all_gather(ranks: Ranks) -> bool:
     room = ranks.room()
     dist.all_gather(room, ranks.own())
-    return all(map(torch.equal, room, ranks.every()))
+    return same(room, ranks.every)
 
 
 def all_gather_single(ranks: Ranks) -> bool:
     room = torch.cat(ranks.room())
     ALL_GATHER_SINGLE(room, ranks.own())
-    return room.equal(torch.cat(ranks.every()))
+    return same([room], [torch.cat(ranks.every)])
 
 
 def reduce_scatter(ranks: Ranks) -> bool:
-    value = torch.empty_like(ranks.own())
-    dist.reduce_scatter(value, list(ranks.own(width=WIDTH * ranks.size).chunk(ranks.size)))
-    return value.equal(ranks.part(torch.stack(ranks.every(WIDTH * ranks.size)).sum(dim=0)))
+    (value, *_) = ranks.room()
+    dist.reduce_scatter(value, ranks.parts())
+    return same([value], [ranks.part(torch.stack(ranks.wide).sum(dim=0))])
 
 
 def reduce_scatter_single(ranks: Ranks) -> bool:
-    value = torch.empty_like(ranks.own())
-    REDUCE_SCATTER_SINGLE(value, ranks.own(width=WIDTH * ranks.size))
-    return value.equal(ranks.part(torch.stack(ranks.every(WIDTH * ranks.size)).sum(dim=0)))
+    (value, *_) = ranks.room()
+    REDUCE_SCATTER_SINGLE(value, torch.cat(ranks.parts()))
+    return same([value], [ranks.part(torch.stack(ranks.wide).sum(dim=0))])
 
 
 def all_to_all(ranks: Ranks) -> bool:
     room = ranks.room()
-    dist.all_to_all(room, list(ranks.own(width=WIDTH * ranks.size).chunk(ranks.size)))
-    return all(map(torch.equal, room, map(ranks.part, ranks.every(WIDTH * ranks.size))))
+    dist.all_to_all(room, ranks.parts())
+    return same(room, [ranks.part(each) for each in ranks.wide])
 
 
 def all_to_all_single(ranks: Ranks) -> bool:
     room = torch.cat(ranks.room())
-    dist.all_to_all_single(room, ranks.own(width=WIDTH * ranks.size))
-    return room.equal(torch.cat([ranks.part(each) for each in ranks.every(WIDTH * ranks.size)]))
+    dist.all_to_all_single(room, torch.cat(ranks.parts()))
+    return same([room], [torch.cat([ranks.part(each) for each in ranks.wide])])
 
 
-# -- one to one -----------------------------------------------------------------------------------
+# -- one to one, round the ring; a rank alone has none, and torch lets it not send to itself -------
 
 
 def send_recv(ranks: Ranks) -> bool:
-    """Round the ring: even ranks send first, so that no two wait for each other."""
-    after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
-    value = torch.empty_like(ranks.own())
-    if ranks.size == 1:
-        return True
-    if ranks.rank % 2 == 0:
-        dist.send(ranks.own(), after)
-        dist.recv(value, before)
-    else:
-        dist.recv(value, before)
-        dist.send(ranks.own(), after)
-    return value.equal(ranks.own(before))
+    """Even ranks send first, so that no two wait for each other."""
+    value = ranks.own()
+    for turn in (0, 1) if ranks.size > 1 else ():
+        if ranks.rank % 2 == turn:
+            dist.send(ranks.own(), ranks.after)
+        else:
+            dist.recv(value, ranks.before)
+    return same([value], [ranks.every[ranks.before]])
 
 
 def batch_isend_irecv(ranks: Ranks) -> bool:
-    after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
-    value = torch.empty_like(ranks.own())
-    if ranks.size == 1:
-        return True
-    sends = dist.P2POp(dist.isend, ranks.own(), after)
-    for work in dist.batch_isend_irecv([sends, dist.P2POp(dist.irecv, value, before)]):
+    value = ranks.own()
+    both = [
+        dist.P2POp(dist.isend, ranks.own(), ranks.after),
+        dist.P2POp(dist.irecv, value, ranks.before),
+    ]
+    for work in dist.batch_isend_irecv(both) if ranks.size > 1 else ():
         work.wait()
-    return value.equal(ranks.own(before))
+    return same([value], [ranks.every[ranks.before]])
 
 
 # -- objects, and waiting -------------------------------------------------------------------------
