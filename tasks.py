@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from muster.dossier import Dossier
     from muster.explain.explanation import Explanation
+    from muster.pins import Variant
+    from muster.smoke.settings import Settings, Wish
 
 ROOT = Path(__file__).resolve().parent
 
@@ -37,7 +39,15 @@ try:
     from rich.status import Status
 
     from muster import launch, node, pins, report
-    from muster.errors import DiskFull, ExitCode, MusterError, NoLog, NoPodLog
+    from muster.errors import (
+        DiskFull,
+        ExitCode,
+        FabricWithoutHosts,
+        HostsAndHere,
+        MusterError,
+        NoLog,
+        NoPodLog,
+    )
     from muster.finding import Verdict
     from muster.finding import verdict as finding_verdict
     from muster.topology import NodeRange, positive
@@ -339,6 +349,9 @@ def compare(_c: Context, json: str | None = None) -> None:
         "quick": "the steps that take seconds",
         "floor": "busbw that all_reduce must reach in GB/s, or a file like floors.toml",
         "here": "without a container; --here=PYTHON names the interpreter that has torch",
+        "hosts": "a file of machines, [user@]name[:port] in each line: one container on each",
+        "fabric": "what joins the hosts: ./invokew fabrics lists them",
+        "print": "print what each of the hosts is to run, and run nothing",
         "junit": "also write the steps as JUnit XML to this file",
         "html": "also write a report for people to this file",
         **SLIM,
@@ -359,6 +372,9 @@ def smoke(
     quick: bool = False,
     floor: str | None = None,
     here: str | None = None,
+    hosts: str | None = None,
+    fabric: str | None = None,
+    print: bool = False,  # noqa: A002  the flag's name
     slim: bool = False,
     json: str | None = None,
     junit: str | None = None,
@@ -366,10 +382,6 @@ def smoke(
 ) -> None:
     """Run the smoke suite in the image, and say READY or NOT READY. Two minutes; --quick: less."""
     with command() as terminal:
-        from muster import engine as engines
-        from muster import image
-        from muster.smoke import here as bare
-        from muster.smoke import nodes
         from muster.smoke import settings as wishes
 
         kept = Kept.of(json, junit, html)
@@ -385,20 +397,16 @@ def smoke(
             quick=quick,
             floor=floor,
         )
-        words = [*_flag("--variant", variant), *(["--slim"] if slim else [])]
-        if here is not None:
-            words.append("--here" if here in (True, "") else f"--here={here}")
-        settings = wishes.settings(pinned, row, machine, wish, words)
-        if here is not None:
-            python = sys.executable if here in (True, "") else here
-            result = bare.here(ROOT, python, machine, settings, _command_line(), terminal)
+        where = Where(row, why, slim=slim, here=here, hosts=hosts, fabric=fabric)
+        if hosts is not None:
+            result = _smoke_on_hosts(where, pinned, wish, terminal, print_only=print)
+        elif print or fabric is not None:
+            raise FabricWithoutHosts("--print" if print else "--fabric")
         else:
-            found = engines.ensure(terminal.confirm, terminal)
-            terminal.say(f"variant {row.name} ({why})")
-            ref = image.Request(row, (), slim=slim).ref
-            result = nodes.in_containers(
-                found, row, ref, machine, settings, _command_line(), terminal
-            )
+            settings = wishes.settings(pinned, row, machine, wish, where.words)
+            result = _smoke_on(machine, where, settings, terminal)
+        if result is None:
+            return
         terminal.quiet()
         terminal.console.print(report.smoke(result))
         kept.write(result)
@@ -838,6 +846,84 @@ class Kept:
             from muster.page import page
 
             report.write(self.html, page.page(dossier))
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where the suite runs: which image, and on which machines."""
+
+    variant: "Variant"
+    why: str
+    slim: bool
+    here: str | None
+    hosts: str | None
+    fabric: str | None
+
+    @property
+    def words(self) -> list[str]:
+        """The flags that say the same."""
+        words = [f"--variant={self.variant.name}", *(["--slim"] if self.slim else [])]
+        if self.here is not None:
+            words.append(f"--here={self.python}")
+        return [*words, *_flag("--hosts", self.hosts), *_flag("--fabric", self.fabric)]
+
+    @property
+    def python(self) -> str:
+        # Invoke gives True for a flag without its value
+        return self.here if isinstance(self.here, str) and self.here else sys.executable
+
+    @property
+    def ref(self) -> str:
+        from muster import image
+
+        return image.Request(self.variant, (), slim=self.slim).ref
+
+
+def _smoke_on(
+    machine: node.Node, where: Where, settings: "Settings", terminal: Terminal
+) -> "Dossier":
+    """The suite on this machine, in containers or without."""
+    if where.here is not None:
+        from muster.smoke import here
+
+        return here.here(ROOT, where.python, machine, settings, _command_line(), terminal)
+    from muster import engine as engines
+    from muster.smoke import nodes
+
+    found = engines.ensure(terminal.confirm, terminal)
+    terminal.say(f"variant {where.variant.name} ({where.why})")
+    return nodes.in_containers(
+        found, where.variant, where.ref, machine, settings, _command_line(), terminal
+    )
+
+
+def _smoke_on_hosts(
+    where: Where, pinned: pins.Pins, wish: "Wish", terminal: Terminal, *, print_only: bool
+) -> "Dossier | None":
+    """The suite on the hosts of a file; None where its commands were only printed."""
+    from muster import fabric as fabrics_
+    from muster.smoke import hosts as files
+    from muster.smoke import remote
+    from muster.smoke import settings as wishes
+
+    assert where.hosts is not None
+    if where.here is not None:
+        raise HostsAndHere
+    asked = None if wish.nnodes is None else positive("--nnodes", wish.nnodes)
+    meant = None if where.fabric is None else fabrics_.read(FABRICS, where.fabric)
+    hosts = remote.Hosts.of(files.read(Path(where.hosts)), meant, asked)
+    wish = replace(wish, nnodes=str(len(hosts.hosts)))
+    machine = remote.node_of(where.variant, hosts, wish)
+    settings = wishes.settings(pinned, where.variant, machine, wish, where.words)
+    if meant is not None and meant.docker.note:
+        terminal.say(f"{meant.name}: {meant.docker.note}")
+    if not print_only:
+        return remote.on_hosts(where.variant, where.ref, hosts, settings, _command_line(), terminal)
+    for each in remote.commands(where.variant, where.ref, hosts, settings, {}):
+        terminal.say(f"# on {each.host.name}")
+        # not wrapped, so that it can be pasted
+        terminal.console.print(shlex.join(each.argv), markup=False, soft_wrap=True)
+    return None
 
 
 def _command_line() -> str:

@@ -97,6 +97,38 @@ class MoreProcessesThanGpus(WrongInput):
         )
 
 
+class MoreNodesThanHosts(WrongInput):
+    def __init__(self, nnodes: int, hosts: int) -> None:
+        super().__init__(
+            f"--nnodes {nnodes}, and the file has {hosts} hosts",
+            "name more hosts, or leave --nnodes out to use all of them",
+        )
+
+
+class RanksOfHostsUnknown(WrongInput):
+    def __init__(self, variant: str) -> None:
+        super().__init__(
+            f"how many GPUs the hosts have is not known here, and {variant} runs a rank on each",
+            "say it: --nproc-per-node 8",
+        )
+
+
+class HostsAndHere(WrongInput):
+    def __init__(self) -> None:
+        super().__init__(
+            "--hosts runs the suite in a container on each host, and --here without one",
+            "leave out one of the two",
+        )
+
+
+class FabricWithoutHosts(WrongInput):
+    def __init__(self, flag: str) -> None:
+        super().__init__(
+            f"{flag} is about the hosts of --hosts, and there are none",
+            f"give --hosts FILE, or leave {flag} out",
+        )
+
+
 class NotAFloor(WrongInput):
     def __init__(self, text: str) -> None:
         super().__init__(

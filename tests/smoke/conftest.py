@@ -57,6 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--step-timeout", type=float, help="seconds for every step, not its own limit")
     parser.addoption("--steps", help="the names of those to run, with commas (default: all)")
     parser.addoption("--floors", help="busbw that must be reached: GB/s, or the TOML of a file")
+    parser.addoption("--nodes-floor", type=float, help="the same between all nodes, in GB/s")
     parser.addoption("--nodes", help="the names of all nodes, with commas, the first hosts stores")
     parser.addoption("--node-rank", type=int, default=0, help="which of them this is")
 

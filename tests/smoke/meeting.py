@@ -6,21 +6,24 @@ and nobody waits for it longer than needed.
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import TCPStore
 
+from muster.doctor.links import addresses
 from muster.launch import RDZV_PORT
 
 if TYPE_CHECKING:
     from conftest import Step
 
-# the jobs of the steps meet at ports of their own above this one
-PORT = RDZV_PORT
+# not torchrun's own, at which a job may run; the steps' jobs meet at the ports above this one
+PORT = RDZV_PORT + 10
 _ANSWER_S = 10.0
 _BEAT_S = 1.0
 # a node whose heart has not beaten for so long is gone; a busy machine may make it skip many
@@ -70,6 +73,17 @@ class Meeting:
             timeout=timedelta(seconds=_ANSWER_S),
             wait_for_workers=False,
         )
+
+    @cached_property
+    def ifname(self) -> str | None:
+        """The interface by which this node reaches another; None where that is not known."""
+        other = self.names[1 if self.rank == 0 else 0]
+        address = socket.getaddrinfo(other, PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(address[0], address[1]) as probe:
+            # of a datagram socket this sends nothing: it asks the routes
+            probe.connect(address[4])
+            own = str(probe.getsockname()[0])
+        return next((each.ifname for each in addresses() if each.address == own), None)
 
     # ---- saying and hearing -----------------------------------------------------------------
 

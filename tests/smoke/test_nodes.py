@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ from muster.topology import NodeRange
 
 # a job of each: one that ends slowly does not hold the next one's
 WORLD_PORT, PAIR_PORT = PORT + 1, PORT + 2
+# without it gloo takes the address of the host's own name, which may be one of the loopback's
+_GLOO = "GLOO_SOCKET_IFNAME"
 # how long the nodes that have said that they are there wait for each other's torchrun
 JOIN_S = 60
 # between nodes that are containers on a CPU the size says little, and takes long
@@ -131,7 +134,10 @@ def _torchrun(
         script_arguments=arguments,
     )
     own = launch.for_index(same, nodes.index(meeting.rank))
-    return step.nccl([sys.executable, "-m", "muster.agent", *own])
+    environment = {}
+    if _GLOO not in os.environ and meeting.ifname is not None:
+        environment[_GLOO] = meeting.ifname
+    return step.nccl([sys.executable, "-m", "muster.agent", *own], environment)
 
 
 # ---- bandwidth ---------------------------------------------------------------------------------
@@ -200,7 +206,8 @@ def test_nodes_bandwidth(step: Step, meeting: Meeting, request: pytest.FixtureRe
         size = str(GPU_BYTES if step.has_gpus else CPU_BYTES)
         arguments = ["--max-bytes", size, "--factor", "4", "--collective", *Collective]
         if result := _run(step, meeting, "bandwidth.py", *arguments):
-            text = request.config.getoption("--floors")
+            fabrics_own = request.config.getoption("--nodes-floor")
+            text = request.config.getoption("--floors") or (fabrics_own and str(fabrics_own))
             _judge(step, meeting, result, text)
 
 

@@ -46,6 +46,9 @@ def suite(
         argv += ["--step-timeout", str(settings.step_timeout_s)]
     if settings.steps is not None:
         argv += ["--steps", ",".join(settings.steps)]
+    argv += [f"--on-purpose={name}" for name in settings.on_purpose]
+    if settings.nodes_floor_gb_s is not None:
+        argv += ["--nodes-floor", str(settings.nodes_floor_gb_s)]
     if settings.floors is not None:
         argv += ["--floors", settings.floors]
     return steps.reporting(argv)

@@ -56,14 +56,19 @@ def started(
         try:
             return start(spec), spec
         except AskRefused as refused:
-            findings.append(_refusal(refused))
-            spec = replace(spec, asks=spec.asks - {refused.ask})
-            if refused.ask is Ask.MEMLOCK:
-                # IPC_LOCK lifts the limit too, but only for root: other users do not inherit it
-                spec = replace(spec, user="0:0")
+            findings.append(refusal(refused))
+            spec = without(spec, refused.ask)
 
 
-def _refusal(refused: AskRefused) -> Finding:
+def without(spec: ContainerSpec, ask: Ask) -> ContainerSpec:
+    """`spec` as it can run where `ask` is refused."""
+    spec = replace(spec, asks=spec.asks - {ask})
+    # IPC_LOCK lifts the limit too, but only for root: other users do not inherit it
+    return replace(spec, user="0:0") if ask is Ask.MEMLOCK else spec
+
+
+def refusal(refused: AskRefused) -> Finding:
+    """What it means that the Engine refused this."""
     what, remedy, severity = {
         Ask.MEMLOCK: (
             "the Engine refuses --ulimit memlock=-1; the suite ran as root with IPC_LOCK instead",

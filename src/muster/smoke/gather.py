@@ -148,10 +148,10 @@ def merged(logs: Mapping[str, Log]) -> tuple[Step, ...]:
             by_name.setdefault(step.name, {})[host] = step
     order = {name: at for at, name in enumerate(suite.BY_NAME)}
     names = sorted(by_name, key=lambda name: order.get(name, len(order)))
-    return tuple(_merged(by_name[name], len(logs)) for name in names)
+    return tuple(_merged(by_name[name]) for name in names)
 
 
-def _merged(steps: Mapping[str, Step], nodes: int) -> Step:
+def _merged(steps: Mapping[str, Step]) -> Step:
     one = next(iter(steps.values()))
     worst = next(each for each in _WORST if any(s.outcome is each for s in steps.values()))
     telling = {host: step for host, step in steps.items() if step.outcome is worst}
@@ -159,20 +159,20 @@ def _merged(steps: Mapping[str, Step], nodes: int) -> Step:
         one,
         outcome=worst,
         seconds=max(step.seconds for step in steps.values()),
-        measure=_measure(telling, nodes),
+        measure=_measure(telling),
         findings=tuple(_findings(steps)),
         output="\n".join(f"== {host} ==\n{s.output}" for host, s in steps.items() if s.output),
     )
 
 
-def _measure(steps: Mapping[str, Step], nodes: int) -> str:
+def _measure(steps: Mapping[str, Step]) -> str:
     """What all measured, or what each did."""
     by_text: dict[str, list[str]] = {}
     for host, step in steps.items():
         if step.measure:
             by_text.setdefault(step.measure, []).append(host)
     told = [
-        text if len(hosts) in {len(steps), nodes} else f"{', '.join(hosts)}: {text}"
+        text if len(by_text) == 1 else f"{', '.join(hosts)}: {text}"
         for text, hosts in list(by_text.items())[:_MOST_MEASURES]
     ]
     more = len(by_text) - len(told)

@@ -50,7 +50,8 @@ class Wish:
 class Settings:
     """The run. `shm_named_by` says where `shm_bytes` comes from, `steps` are the names to run.
 
-    `floors` is a busbw in GB/s or the TOML of a file, `repeat` the command without its steps.
+    `floors` is a busbw in GB/s or the TOML of a file, `repeat` the command without its steps. A
+    fabric sets the switches `on_purpose`, and `nodes_floor_gb_s` for an all_reduce of all nodes.
     """
 
     topology: Topology
@@ -60,6 +61,8 @@ class Settings:
     steps: tuple[str, ...] | None = None
     floors: str | None = None
     repeat: str = "./invokew smoke"
+    on_purpose: tuple[str, ...] = ()
+    nodes_floor_gb_s: float | None = None
 
 
 def settings(
