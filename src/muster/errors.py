@@ -144,6 +144,19 @@ class NoSuchStep(WrongInput):
         )
 
 
+class StepNeedsNodes(WrongInput):
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the step {name} is between nodes, and there is one",
+            "give it several: --nnodes 2, which are containers on this machine",
+        )
+
+
+class NoStepLeft(WrongInput):
+    def __init__(self) -> None:
+        super().__init__("no step of the smoke suite is left to run", "skip fewer of them")
+
+
 class ImageNotBuilt(WrongInput):
     def __init__(self, ref: str, variant: str) -> None:
         super().__init__(

@@ -66,6 +66,11 @@ class Log:
         """Whether every step ran to its end, passed or failed."""
         return self.exit_status in (0, 1)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there was no step for it to run."""
+        return self.exit_status == 5
+
     def read_line(self, line: str) -> None:
         """One line of the suite's output; what is not the report log's is passed over."""
         with contextlib.suppress(ValueError):

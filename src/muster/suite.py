@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from muster.errors import NoSuchStep
+from muster.errors import NoStepLeft, NoSuchStep, StepNeedsNodes
 
 
 class Reach(Enum):
@@ -70,17 +70,23 @@ def chosen(
     only: Collection[str] = (),
     skip: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """The names of the steps to run, in their order. Raises NoSuchStep for a name that is none.
+    """The names of the steps to run, in their order. `only` takes them quick or not.
 
-    `only` takes a step whether it is quick or not.
+    Raises NoSuchStep, StepNeedsNodes for one of `only` that takes several, NoStepLeft.
     """
     for name in (*only, *skip):
         if name not in BY_NAME:
             raise NoSuchStep(name, tuple(BY_NAME))
-    return tuple(
+    for name in only:
+        if nnodes == 1 and BY_NAME[name].reach is Reach.NODES:
+            raise StepNeedsNodes(name)
+    names = tuple(
         step.name
         for step in STEPS
         if (nnodes > 1 or step.reach is not Reach.NODES)
         and (step.name in only if only else step.quick or not quick)
         and step.name not in skip
     )
+    if not names:
+        raise NoStepLeft
+    return names

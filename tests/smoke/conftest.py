@@ -269,10 +269,12 @@ def step(request: pytest.FixtureRequest) -> Step:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def meeting(pytestconfig: pytest.Config) -> "Iterator[Meeting | None]":
+def meeting(
+    pytestconfig: pytest.Config, request: pytest.FixtureRequest
+) -> "Iterator[Meeting | None]":
     """The nodes, from the first step on: while each does its own, it is heard by the others."""
     names = nodes_of(pytestconfig)
-    if len(names) == 1:
+    if not any(_planned(item).reach is suite.Reach.NODES for item in request.session.items):
         yield None
         return
     # torch's store, which no other step needs

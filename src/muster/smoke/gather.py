@@ -46,8 +46,8 @@ class Heard:
 
     @property
     def missing(self) -> str | None:
-        """Why the node has not told all; None where it has."""
-        if self.log.is_whole:
+        """Why the node has not told all; None where it has, or had nothing to tell."""
+        if self.log.is_whole or self.log.is_idle:
             return None
         return f"its suite broke off during {self.where} ({self.ending})"
 

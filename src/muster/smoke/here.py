@@ -49,7 +49,9 @@ def here(
         folder="tests/smoke",
         infiniband=node.infiniband,
     )
-    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    # what the interpreter was seen to have it may have from PYTHONPATH
+    path = os.pathsep.join(filter(None, [str(root / "src"), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     log = Log(progress, settings.repeat)
     # torchrun leaves a folder of logs behind in TMPDIR at every start
     with tempfile.TemporaryDirectory(prefix="muster-smoke-") as folder:
