@@ -11,13 +11,14 @@ import docker
 import pytest
 from tests.image.harness import Recorder
 
-from muster import image, pins, proofs, smoke, verify
+from muster import image, pins, proofs, verify
 from muster.engine import ContainerSpec, Engine
 from muster.errors import ImageNotBuilt, NotMustersImage, ProofsDidNotReport
 from muster.finding import Outcome, Verdict
 from muster.node import Node
 from muster.pins import Pins, Variant
-from muster.smoke import Wish
+from muster.smoke import nodes
+from muster.smoke import settings as wishes
 from muster.verify import Promise, Result
 
 pytestmark = pytest.mark.usefixtures("built")
@@ -132,7 +133,7 @@ def test_the_smoke_suite_names_it_too_and_as_an_ordinary_user(
     stray = f"{SITE}/sitecustomize.py"
     ref = derive(f"RUN touch {stray} && cp /bin/true /usr/local/bin/gcc", "USER 1000:1000")
     suite = (
-        "python -m pytest /opt/muster/smoke -k test_image -p no:terminal --nproc-per-node 1"
+        "python -m pytest /opt/muster/smoke --steps image -p no:terminal --nproc-per-node 1"
         " --train /opt/muster/train --report-log /tmp/log; cat /tmp/log"
     )
     spec = ContainerSpec(image=ref, command=("sh", "-c", suite), shm_bytes=pinned.shm_bytes)
@@ -189,9 +190,9 @@ def test_an_image_of_somebody_elses_is_refused(
     with pytest.raises(NotMustersImage, match=image.LABEL_VARIANT):
         verify.verify(engine, pinned, cpu, Recorder(), foreign)
     here = Node(gpus=0, infiniband=False)
-    settings = smoke.settings(pinned, cpu, here, Wish())
+    settings = wishes.settings(pinned, cpu, here, wishes.Wish())
     with pytest.raises(NotMustersImage, match=image.LABEL_VARIANT):
-        smoke.in_container(engine, cpu, foreign, here, settings, Recorder())
+        nodes.in_containers(engine, cpu, foreign, here, settings, "", Recorder())
 
 
 def test_proofs_that_break_off_are_no_verdict(

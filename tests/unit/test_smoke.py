@@ -7,6 +7,7 @@ by --here. torch is not needed; an empty module of its name lets the interpreter
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,21 +16,30 @@ from pathlib import Path
 import pytest
 from tests.unit.conftest import ROOT, Recorder, runs, wait_until
 
-from muster import pins, smoke
+from muster import pins
+from muster.dossier import Dossier
 from muster.errors import (
+    FloorsWrong,
     MoreProcessesThanGpus,
     MusterError,
+    NodesWithoutContainers,
+    NoStepLeft,
+    NoSuchStep,
+    NotAFloor,
     NotANumber,
     NotAPython,
     NotASize,
     ShmSizeWithoutContainer,
+    StepNeedsNodes,
     SuiteDidNotReport,
     WrongPython,
 )
 from muster.finding import Outcome, Severity, Verdict
 from muster.node import Node
 from muster.pins import Pins
-from muster.smoke import Result, Settings, Wish
+from muster.smoke import settings as wishes
+from muster.smoke.here import here
+from muster.smoke.settings import Settings, Wish
 from muster.topology import Topology
 
 CPU = Node(gpus=0, infiniband=False)
@@ -44,7 +54,7 @@ def pinned() -> Pins:
 
 
 def settings(pinned: Pins, wish: Wish, gpus: int = 0, variant: str = "cu13") -> Settings:
-    return smoke.settings(pinned, pinned.variant(variant), Node(gpus, infiniband=False), wish)
+    return wishes.settings(pinned, pinned.variant(variant), Node(gpus, infiniband=False), wish)
 
 
 def test_without_a_wish_the_pins_decide(pinned: Pins) -> None:
@@ -86,6 +96,20 @@ def test_a_wish_for_shm_and_time_is_kept_and_named(pinned: Pins) -> None:
         (Wish(step_timeout="0.5"), NotANumber, "--step-timeout '0.5'"),
         (Wish(shm_size="banana"), NotASize, "'banana'"),
         (Wish(shm_size="0"), NotASize, "'0'"),
+        (Wish(nnodes="0"), NotANumber, "--nnodes '0'"),
+        (Wish(nnodes="1:2"), NotANumber, "--nnodes '1:2'"),
+        (Wish(nnodes="5"), MoreProcessesThanGpus, "4 GPUs"),
+        (Wish(nnodes="2", nproc_per_node="3"), MoreProcessesThanGpus, "4 GPUs"),
+        (Wish(only="nosuch"), NoSuchStep, "no step 'nosuch'\n.* versions, .*nodes_bandwidth"),
+        (Wish(skip="versions,nosuch"), NoSuchStep, "no step 'nosuch'"),
+        (Wish(only="versions,pairs"), StepNeedsNodes, "pairs is between nodes.*\n.*--nnodes 2"),
+        (Wish(only="versions", skip="versions"), NoStepLeft, "no step .* is left"),
+        (Wish(floor="0"), NotAFloor, "--floor '0'"),
+        (Wish(floor="-3"), NotAFloor, "--floor '-3'"),
+        (Wish(floor="nan"), NotAFloor, "--floor 'nan'"),
+        (Wish(floor="inf"), NotAFloor, "--floor 'inf'"),
+        (Wish(floor="nosuch.toml"), FloorsWrong, "nosuch.toml: No such file"),
+        (Wish(floor="."), FloorsWrong, "Is a directory"),
     ],
 )
 def test_a_wrong_wish_is_refused_with_its_flag(
@@ -95,9 +119,52 @@ def test_a_wrong_wish_is_refused_with_its_flag(
         settings(pinned, wish, gpus=4)
 
 
+def test_nodes_on_this_machine_share_its_gpus_out(pinned: Pins) -> None:
+    assert settings(pinned, Wish(nnodes="2"), gpus=8).topology == Topology(2, 4)
+    assert settings(pinned, Wish(nnodes="3"), gpus=8).topology == Topology(3, 2)
+    assert settings(pinned, Wish(nnodes="3"), variant="cpu").topology == Topology(3, 2)
+
+
+def test_all_steps_of_one_node_are_not_named_one_by_one(pinned: Pins) -> None:
+    # steps of a site's own that lie beside them run too
+    assert settings(pinned, Wish()).steps is None
+    assert settings(pinned, Wish(nnodes="1")).steps is None
+
+
+def test_chosen_steps_are_named_in_the_order_of_the_plan(pinned: Pins) -> None:
+    found = settings(pinned, Wish(only=" all_reduce , versions,,devices", skip="devices"))
+    assert found.steps == ("versions", "all_reduce")
+
+
+def test_several_nodes_have_steps_between_them(pinned: Pins) -> None:
+    found = settings(pinned, Wish(nnodes="2", quick=True))
+    assert found.steps is not None
+    assert found.steps[0] == "versions"
+    assert found.steps[-2:] == ("nodes_meet", "nodes_all_reduce")
+
+
+def test_a_floor_is_gb_s_or_the_text_of_a_file(pinned: Pins, tmp_path: Path) -> None:
+    assert settings(pinned, Wish(floor="12.5")).floors == "12.5"
+    path = tmp_path / "floors.toml"
+    path.write_text((ROOT / "src/muster/bandwidth/floors.toml").read_text())
+    assert settings(pinned, Wish(floor=str(path))).floors == path.read_text()
+    path.write_text("floor = 3")
+    with pytest.raises(FloorsWrong, match=r"floors\.toml: "):
+        settings(pinned, Wish(floor=str(path)))
+
+
+def test_the_command_to_repeat_has_every_flag_but_those_of_steps_and_files(pinned: Pins) -> None:
+    wish = Wish("2", "1g", "7", "2", only="pairs", skip="memlock", quick=True, floor="300")
+    found = wishes.settings(pinned, pinned.variant("cpu"), CPU, wish, ["--variant", "cpu"])
+    assert found.repeat == (
+        "./invokew smoke --variant cpu --nnodes 2 --nproc-per-node 2 --shm-size 1g"
+        " --step-timeout 7 --floor 300"
+    )
+
+
 # ---- the report log -----------------------------------------------------------------------------
 
-Suite = Callable[..., Result]
+Suite = Callable[..., Dossier]
 
 
 @pytest.fixture
@@ -115,9 +182,9 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progress: Recorder) -
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "stand-in"))
 
-    def run(steps: str, chosen: Settings = SETTINGS, node: Node = CPU) -> Result:
+    def run(steps: str, chosen: Settings = SETTINGS, node: Node = CPU) -> Dossier:
         (tmp_path / "tests/smoke/test_steps.py").write_text(steps)
-        return smoke.here(tmp_path, sys.executable, node, chosen, progress)
+        return here(tmp_path, sys.executable, node, chosen, "./invokew smoke --here", progress)
 
     return run
 
@@ -131,7 +198,6 @@ def test_good(step):
     print("to stderr", file=sys.stderr)
     step.measure("3 [of] 3")
 
-@pytest.mark.limit(7)
 def test_warned(step):
     step.warn(what="low", evidence="e", cause="c", remedy="r")
 
@@ -163,7 +229,8 @@ def test_steps_become_outcomes_measures_and_warnings(suite: Suite, progress: Rec
     assert (good.outcome, good.measure, good.findings) == (Outcome.PASSED, "3 [of] 3", ())
     assert "to descriptor 1" in good.output
     assert "to stderr" in good.output
-    assert (good.limit_s, warned.limit_s) == (30, 7)
+    assert (good.limit_s, warned.limit_s) == (30, 30)
+    assert good.command == "./invokew smoke --only good"
     assert 0 <= good.seconds <= result.seconds
     assert (elsewhere.outcome, elsewhere.measure) == (
         Outcome.NOT_APPLICABLE,
@@ -175,6 +242,8 @@ def test_steps_become_outcomes_measures_and_warnings(suite: Suite, progress: Rec
     assert progress.details[:2] == ["step good", "step warned"]
     assert progress.said[0].startswith("good: passed, ")
     assert result.run == {"python": sys.executable, "nproc_per_node": "2"}
+    assert (result.command_line, result.image) == ("./invokew smoke --here", None)
+    assert [(node.host, node.missing) for node in result.nodes] == [(socket.gethostname(), None)]
 
 
 def test_a_step_that_fails_has_the_cause_that_its_output_shows(suite: Suite) -> None:
@@ -348,6 +417,11 @@ def test_a_size_of_dev_shm_needs_a_container(suite: Suite) -> None:
         suite(STEPS, Settings(Topology(1, 2), 2**30, "--shm-size", None))
 
 
+def test_several_nodes_need_containers(suite: Suite) -> None:
+    with pytest.raises(NodesWithoutContainers, match="--nnodes 2 .* --here has none"):
+        suite(STEPS, Settings(Topology(2, 2), 2**30, "docker/pins.toml", None))
+
+
 # ---- the interpreter ----------------------------------------------------------------------------
 
 
@@ -360,7 +434,7 @@ def test_an_interpreter_without_the_suite_s_needs_is_told_them(
     bare.chmod(0o755)
     needed = "torch, pytest, pytest-timeout, pytest-reportlog"
     with pytest.raises(WrongPython, match=rf"cannot import {needed}"):
-        smoke.here(ROOT, str(bare), CPU, SETTINGS, progress)
+        here(ROOT, str(bare), CPU, SETTINGS, "", progress)
 
 
 @pytest.mark.parametrize(
@@ -375,4 +449,4 @@ def test_what_is_no_interpreter_is_refused(
         python.write_text(script)
         python.chmod(0o755)
     with pytest.raises(NotAPython, match=why):
-        smoke.here(ROOT, str(python), CPU, SETTINGS, progress)
+        here(ROOT, str(python), CPU, SETTINGS, "", progress)
