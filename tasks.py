@@ -784,8 +784,8 @@ def on_cluster(_c: Context) -> None:
 
 @task
 def bench(_c: Context) -> None:
-    """Measure the speed goals side by side with plain docker. 40 minutes, 20 GB of disk."""
-    names = ("image", "sizes", "kubernetes", "explain")
+    """Measure the speed goals side by side with plain docker. An hour, 20 GB of disk."""
+    names = ("image", "sizes", "smoke", "kubernetes", "explain")
     _run_all(*(["python", "-m", f"bench.{name}"] for name in names))
 
 
