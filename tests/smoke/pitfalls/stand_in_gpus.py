@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import torch
 
 UUIDS = ("11111111-aaaa", "22222222-bbbb")
+MEMORY_BYTES = 2**30
 
 
 class Cuda:
@@ -39,7 +40,7 @@ class Cuda:
         self.current = number
 
     def get_device_properties(self, number: int) -> SimpleNamespace:
-        return SimpleNamespace(uuid=self.uuids[number], name="Stand-in", total_memory=2**30)
+        return SimpleNamespace(uuid=self.uuids[number], name="Stand-in", total_memory=MEMORY_BYTES)
 
     def can_device_access_peer(self, one: int, other: int) -> bool:
         return one != other
@@ -47,12 +48,15 @@ class Cuda:
 
 def on_the_cpu(
     empty: Callable[..., torch.Tensor],
-    size: int,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,  # noqa: ARG001
+    *sizes: int,
+    device: object = None,
+    **settings: object,
 ) -> torch.Tensor:
-    return empty(size, dtype=dtype)
+    """What torch.empty gives, and no more of a GPU than it has."""
+    made = empty(*sizes, **settings)
+    if str(device).startswith("cuda") and made.nbytes > MEMORY_BYTES:
+        raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {made.nbytes} bytes.")
+    return made
 
 
 def main() -> None:

@@ -144,6 +144,12 @@ PITFALLS = (
         environment={"CUDA_VISIBLE_DEVICES": "0"},
         says=("local_rank is 1, and torch sees 1 GPUs, CUDA_VISIBLE_DEVICES=0",),
     ),
+    Pitfall(
+        name="a GPU has not the memory",
+        run=ranks(1, "stand_in_gpus.py", "devices.py", "--mib=1025"),
+        environment={"CUDA_VISIBLE_DEVICES": "0"},
+        says=("fails: the memory of rank 0's GPU: CUDA out of memory. Tried to allocate ",),
+    ),
     # ---- the training program ------------------------------------------------------------------
     Pitfall(
         name="no sampler: every rank trains on everything",
