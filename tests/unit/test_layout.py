@@ -109,7 +109,12 @@ def test_every_file_of_the_context_exists_and_none_of_the_suite_is_left_out() ->
     assert all(path.is_file() for path in staged.values())
     assert {"Dockerfile", "entrypoint.sh", "muster/__init__.py"} <= staged.keys()
     for folder, source in (("smoke", "tests/smoke"), ("train", "train")):
-        files = {f"{folder}/{path.name}" for path in (ROOT / source).iterdir() if path.is_file()}
+        paths = [path for path in (ROOT / source).rglob("*") if path.is_file()]
+        files = {
+            f"{folder}/{path.relative_to(ROOT / source)}"
+            for path in paths
+            if path.parent.name != "__pycache__"
+        }
         assert files == {name for name in staged if name.startswith(f"{folder}/")}
 
 
