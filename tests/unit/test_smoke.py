@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ from muster.pins import Pins
 from muster.smoke import settings as wishes
 from muster.smoke.here import here
 from muster.smoke.settings import Settings, Wish
+from muster.suite import BY_NAME
 from muster.topology import Topology
 
 CPU = Node(gpus=0, infiniband=False)
@@ -289,22 +291,25 @@ def test_a_suite_gives_no_verdict(suite: Suite, steps: str, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "where"),
+    ("steps", "where", "when"),
     [
-        ("def test_good(step): ...\ndef test_bad(step): kill()", "bad"),
+        ("def test_good(step): ...\ndef test_bad(step): kill()", "bad", "during bad"),
         (
             "@pytest.fixture\ndef a():\n    yield\n    kill()\ndef test_good(step, a): ...",
-            "between",
+            "between two steps",
+            "between two steps",
         ),
     ],
 )
-def test_a_suite_that_is_killed_says_in_which_step(suite: Suite, steps: str, where: str) -> None:
+def test_a_suite_that_is_killed_says_in_which_step(
+    suite: Suite, steps: str, where: str, when: str
+) -> None:
     result = suite(f"import os, pytest\ndef kill(): os.kill(os.getpid(), 9)\n{steps}")
     assert result.verdict is Verdict.NOT_READY
     assert [step.name for step in result.steps] == ["good"]
     (finding,) = result.findings
-    assert finding.where.startswith(where)
-    assert f"broke off during {finding.where} (" in finding.what
+    assert finding.where == where
+    assert finding.what.startswith(f"the suite broke off {when} (")
     assert "report_type" not in finding.evidence
 
 
@@ -420,6 +425,82 @@ def test_a_size_of_dev_shm_needs_a_container(suite: Suite) -> None:
 def test_several_nodes_need_containers(suite: Suite) -> None:
     with pytest.raises(NodesWithoutContainers, match="--nnodes 2 .* --here has none"):
         suite(STEPS, Settings(Topology(2, 2), 2**30, "docker/pins.toml", None))
+
+
+# ---- the plan in the suite ----------------------------------------------------------------------
+
+WELL = """
+def test_own(step): ...
+def test_elastic_nodes(step): ...
+def test_subgroups(step): ...
+def test_dataloader_shm(step): ...
+def test_elastic_restart(step): ...
+def test_versions(step): ...
+"""
+FAILS = "step.fail(what='a rank is missing', evidence='e', cause='c', remedy='r')"
+
+
+def outcomes(dossier: Dossier) -> dict[str, Outcome]:
+    return {step.name: step.outcome for step in dossier.steps}
+
+
+def test_steps_run_in_the_order_of_the_plan_and_those_that_it_lacks_last(suite: Suite) -> None:
+    assert list(outcomes(suite(WELL))) == [
+        "versions",
+        "subgroups",
+        "dataloader_shm",
+        "elastic_restart",
+        "elastic_nodes",
+        "own",
+    ]
+
+
+@pytest.mark.parametrize(
+    "failing",
+    [
+        f"def test_all_reduce(step): {FAILS}",
+        "def test_all_reduce(step): raise ValueError",
+        "import pytest\n@pytest.fixture\ndef a(): 1 / 0\ndef test_all_reduce(step, a): ...",
+    ],
+    ids=["as foreseen", "by an exception", "in a fixture"],
+)
+def test_what_stands_on_a_failed_step_is_not_run_and_says_why(suite: Suite, failing: str) -> None:
+    result = suite(f"{WELL}{failing}")
+    assert outcomes(result) == {
+        "versions": Outcome.PASSED,
+        "all_reduce": Outcome.FAILED,
+        "subgroups": Outcome.NOT_RUN,
+        "dataloader_shm": Outcome.PASSED,
+        "elastic_restart": Outcome.NOT_RUN,
+        # which stands on elastic_restart alone
+        "elastic_nodes": Outcome.NOT_RUN,
+        "own": Outcome.PASSED,
+    }
+    why = {step.measure for step in result.steps if step.outcome is Outcome.NOT_RUN}
+    assert why == {"all_reduce failed, and this stands on it"}
+    assert result.verdict is Verdict.NOT_READY
+    assert [finding.where for finding in result.findings] == ["all_reduce"]
+
+
+def test_a_step_that_does_not_apply_holds_nothing_up(suite: Suite) -> None:
+    result = suite(f"{WELL}import pytest\ndef test_all_reduce(step): pytest.skip('no ranks')")
+    assert outcomes(result).pop("all_reduce") is Outcome.NOT_APPLICABLE
+    assert outcomes(result)["elastic_nodes"] is Outcome.PASSED
+    assert result.verdict is Verdict.READY
+
+
+def test_chosen_steps_run_alone_without_what_they_stand_on(suite: Suite) -> None:
+    chosen = replace(SETTINGS, steps=("versions", "elastic_nodes"))
+    result = suite(f"{WELL}def test_all_reduce(step): {FAILS}", chosen)
+    assert outcomes(result) == {"versions": Outcome.PASSED, "elastic_nodes": Outcome.PASSED}
+
+
+def test_a_step_has_the_limit_of_the_plan_unless_one_is_given_for_all(suite: Suite) -> None:
+    steps = "def test_nccl_tests(step): step.measure(f'{step.limit_s:g}')\ndef test_own(step): ..."
+    own, given = suite(steps), suite(steps, replace(SETTINGS, step_timeout_s=7))
+    assert [step.limit_s for step in own.steps] == [BY_NAME["nccl_tests"].limit_s, 30]
+    assert [step.limit_s for step in given.steps] == [7, 7]
+    assert [run.steps[0].measure for run in (own, given)] == ["900", "7"]
 
 
 # ---- the interpreter ----------------------------------------------------------------------------

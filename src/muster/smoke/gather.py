@@ -49,11 +49,13 @@ class Heard:
         """Why the node has not told all; None where it has, or had nothing to tell."""
         if self.log.is_whole or self.log.is_idle:
             return None
-        return f"its suite broke off during {self.where} ({self.ending})"
+        return f"its suite broke off {self.when} ({self.ending})"
 
     @property
-    def where(self) -> str:
-        return self.log.running or "between two steps"
+    def when(self) -> str:
+        if self.log.running is not None:
+            return f"during {self.log.running}"
+        return "between two steps" if self.log.steps else "before its first step"
 
 
 def dossier(heard: Sequence[Heard], occasion: Occasion, findings: Iterable[Finding]) -> Dossier:
@@ -126,9 +128,10 @@ def _with_causes(step: Step) -> Step:
 
 def _broken_off(heard: Heard, several: bool) -> Finding:
     whose = f"{heard.host}'s suite" if several else "the suite"
+    where = heard.log.running or heard.when
     return finding.error(
-        f"{heard.host}: {heard.where}" if several else heard.where,
-        f"{whose} broke off during {heard.where} ({heard.ending})",
+        f"{heard.host}: {where}" if several else where,
+        f"{whose} broke off {heard.when} ({heard.ending})",
         evidence="\n".join(heard.errors[-5:]) or heard.ending,
         cause="it was ended from outside: by the kernel when memory ran out, or by somebody",
         remedy="look at the node's memory (dmesg), then run the suite again",
