@@ -16,7 +16,7 @@ COMMANDS = [
 
 def test_the_readme_shows_these_commands() -> None:
     shown = [command.split()[:2] for command in COMMANDS]
-    tasks = ("build", "test", "render", "rehearse", "explain")
+    tasks = ("build", "test", "smoke", "render", "rehearse", "explain")
     assert shown == [*(["./invokew", task] for task in tasks), ["docker", "run"]]
     # this very run
     assert COMMANDS[1] == "./invokew test"
@@ -28,11 +28,21 @@ def test_a_command_of_the_readme_works(command: str) -> None:
     run(command)
 
 
+@pytest.mark.usefixtures("built")
+def test_the_readmes_nodes_are_ready_and_leave_a_page() -> None:
+    page = ROOT / "report.html"
+    try:
+        assert run(COMMANDS[2]).splitlines()[-1] == "READY"
+        assert "<h1>READY</h1>" in page.read_text()
+    finally:
+        page.unlink(missing_ok=True)
+
+
 def test_the_readmes_log_is_explained() -> None:
     log = ROOT / "job.log"
     log.write_text("RuntimeError: DataLoader worker (pid 13) is killed by signal: Bus error.\n")
     try:
-        assert "[dataloader-bus-error]" in run(COMMANDS[4], status=1)
+        assert "[dataloader-bus-error]" in run(COMMANDS[5], status=1)
     finally:
         log.unlink()
 
@@ -40,8 +50,8 @@ def test_the_readmes_log_is_explained() -> None:
 @pytest.mark.usefixtures("built")
 def test_the_readmes_job_is_written_and_survives_the_loss_of_its_leader() -> None:
     try:
-        run(COMMANDS[2])
-        assert run(COMMANDS[3]).splitlines()[-1] == "READY"
+        run(COMMANDS[3])
+        assert run(COMMANDS[4]).splitlines()[-1] == "READY"
     finally:
         (ROOT / "demo.yaml").unlink(missing_ok=True)
 
