@@ -15,7 +15,9 @@ from muster import context, engine, errors
 from muster.errors import ExitCode, MusterError
 
 SRC = ROOT / "src/muster"
-MODULES = {path.stem for path in SRC.glob("*.py")} - {"__init__"}
+PACKAGES = {path.parent.name for path in SRC.glob("*/__init__.py")}
+MODULES = {path.stem for path in SRC.glob("*.py")} - {"__init__"} | PACKAGES
+IN_IMAGE = {Path(name).stem for name in context.LIBRARY} | set(context.PACKAGES)
 
 
 def imported(path: Path) -> set[str]:
@@ -48,10 +50,11 @@ def test_no_train_script_hides_another_module() -> None:
     assert not scripts & (sys.stdlib_module_names | {"torch", "numpy", "muster"})
 
 
-ROOMS = [
-    "muster",
-    *(f"muster.{name}" for name in ("bisect", "doctor", "explain", "manifests", "rehearse")),
-]
+ROOMS = ["muster", *sorted(f"muster.{name}" for name in PACKAGES)]
+
+
+def test_every_room_of_several_modules_is_looked_at() -> None:
+    assert {"muster.bandwidth", "muster.explain", "muster.page", "muster.smoke"} <= set(ROOMS)
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -82,14 +85,15 @@ def test_only_one_module_imports_the_docker_sdk() -> None:
 
 
 def test_the_image_has_all_that_its_part_of_muster_imports() -> None:
-    library = {Path(name).stem for name in context.LIBRARY}
-    for name in context.LIBRARY:
-        assert imported(SRC / name) <= library, name
+    packaged = [path for name in context.PACKAGES for path in (SRC / name).glob("*.py")]
+    assert packaged
+    for path in [*(SRC / name for name in context.LIBRARY), *packaged]:
+        assert imported(path) <= IN_IMAGE, path.name
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests/smoke").glob("*.py")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "tests/smoke").rglob("*.py")), ids=lambda p: p.name)
 def test_the_image_has_all_that_the_smoke_suite_imports(path: Path) -> None:
-    assert imported(path) <= {Path(name).stem for name in context.LIBRARY}
+    assert imported(path) <= IN_IMAGE
 
 
 def test_train_imports_torch_and_the_standard_library_alone() -> None:

@@ -423,7 +423,7 @@ def test_a_size_of_dev_shm_needs_a_container(suite: Suite) -> None:
 
 
 def test_several_nodes_need_containers(suite: Suite) -> None:
-    with pytest.raises(NodesWithoutContainers, match="--nnodes 2 .* --here has none"):
+    with pytest.raises(NodesWithoutContainers, match=r"--nnodes 2 .* --here has none"):
         suite(STEPS, Settings(Topology(2, 2), 2**30, "docker/pins.toml", None))
 
 

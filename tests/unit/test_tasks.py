@@ -89,7 +89,20 @@ def assert_refused(done: Done, code: int, says: str) -> None:
         ("smoke --shm-size=banana", r"'banana' is not a size\n  do: write .*64m"),
         ("smoke --json=/nonexistent/a.json", r"cannot write /nonexistent/a\.json: there is no"),
         ("smoke --junit=/nonexistent/a.xml", r"cannot write /nonexistent/a\.xml"),
+        ("smoke --html=/nonexistent/a.html", r"cannot write /nonexistent/a\.html: there is no"),
         ("smoke --here=/nonexistent/python", r"/nonexistent/python does not run \(No such file"),
+        ("smoke --only nosuch", r"no step 'nosuch'\n  do: its steps are: versions, .*, pairs, "),
+        ("smoke --skip versions,nosuch", r"no step 'nosuch'\n  do: its steps are: versions, "),
+        ("smoke --only pairs", r"step pairs is between nodes.*\n  do: .*--nnodes 2"),
+        ("smoke --only image --skip image", r"no step of the smoke suite is left"),
+        ("smoke --step-timeout 0", r"--step-timeout '0' is not a whole number above 0"),
+        ("smoke --floor 0", r"--floor '0' is not a bandwidth.*\n  do: give GB/s above 0"),
+        ("smoke --floor nosuch.toml", r"nosuch\.toml: No such file.*\n  do: .*floors\.toml shows"),
+        ("smoke --floor docker/pins.toml", r"docker/pins\.toml: "),
+        ("smoke --nnodes 0", r"--nnodes '0' is not a whole number above 0"),
+        ("smoke --nnodes 1:2", r"--nnodes '1:2' is not a whole number"),
+        ("smoke --here --nnodes 2", r"--nnodes 2 stands for nodes by containers"),
+        ("smoke --here --shm-size 1g", r"--shm-size.*\n  do: "),
     ],
 )
 def test_what_the_user_gave_is_refused_with_2(checkout: Path, command: str, says: str) -> None:
@@ -157,6 +170,29 @@ def test_not_ready_is_1_and_the_last_word(checkout: Path, tmp_path: Path) -> Non
     assert json.loads((tmp_path / "out.json").read_text())["findings"][0]["what"] == "too small"
 
 
+def test_chosen_steps_and_what_is_kept_of_them(checkout: Path, tmp_path: Path) -> None:
+    (checkout / "tests/smoke/test_step.py").write_text(
+        "def test_memlock(step): step.measure('locked')\n"
+        "def test_versions(step): step.measure('torch')\n"
+        f"{GOOD}"
+    )
+    kept, page = tmp_path / "out.json", tmp_path / "out.html"
+    words = ["--here", "--variant", "cpu", "--step-timeout", "9", "--only", "memlock,versions"]
+    words += [f"--json={kept}", f"--html={page}"]
+    done = run(checkout, "smoke", *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(kept.read_text())
+    assert [(step["name"], step["limit_s"]) for step in report["steps"]] == [
+        ("versions", 9),
+        ("memlock", 9),
+    ]
+    # by this interpreter, whichever the next ./invokew has
+    how = f"./invokew smoke --variant=cpu --here={sys.executable} --step-timeout 9"
+    assert report["steps"][1]["command"] == f"{how} --only memlock"
+    assert report["command_line"] == f"./invokew smoke {' '.join(words)}"
+    assert f"{how} --only memlock" in page.read_text()
+
+
 def test_a_reader_that_goes_ends_it_without_a_word(checkout: Path) -> None:
     running = start(checkout, "smoke", "--here")
     assert running.stdout is not None
@@ -188,7 +224,7 @@ def test_every_task_says_in_its_first_line_what_it_does_and_how_long() -> None:
     assert {"build", "smoke", "engine", "test", "lint"} <= tasks.keys()
     for name, line in tasks.items():
         assert re.fullmatch(r"[A-Z].*\.", line), name
-        assert re.search(r"second|[Mm]inute", line), name
+        assert re.search(r"second|[Mm]inute|[Hh]our", line), name
 
 
 @pytest.mark.parametrize(("turned_off", "kept"), [("", True), ("1", False)])
