@@ -4,6 +4,7 @@ The hosts differ in what the user's ssh configuration says of them: their port, 
 PATH that docker is found on there.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -19,7 +20,7 @@ from pathlib import Path
 import docker
 import psutil
 import pytest
-from tests.image.harness import ROOT, Recorder, wait_until
+from tests.image.harness import ROOT, Recorder, run, wait_until
 
 from muster import apt, fabric
 from muster.engine import Ask, AskRefused, ContainerSpec, Engine
@@ -334,3 +335,46 @@ def test_a_host_that_lacks_the_fabrics_device_is_named() -> None:
     tcpxo = fabric.read(ROOT / "k8s/fabrics", "gke-tcpxo")
     with pytest.raises(HostsNotReady, match=r"one: .*/dev/aperture_devices"):
         ssh.refusals([ONE], spec("true"), tcpxo)
+
+
+# ---- the suite ---------------------------------------------------------------------------------
+
+
+def test_the_suite_runs_on_the_hosts_of_a_file(tmp_path: Path) -> None:
+    # names that the containers reach each other by, too
+    file, report = tmp_path / "hosts", tmp_path / "out.json"
+    file.write_text("127.0.0.1\nlocalhost  # the same machine, by another name\n")
+    only = ("--only", "versions,nodes_meet,nodes_all_reduce")
+    code, output = run(
+        *("smoke", "--variant", "cpu", "--hosts", str(file), *only, "--json", str(report))
+    )
+    assert code == 0, output
+    result = json.loads(report.read_text())
+    assert [node["host"] for node in result["nodes"]] == ["127.0.0.1", "localhost"]
+    assert {step["name"]: step["outcome"] for step in result["steps"]} == dict.fromkeys(
+        ("versions", "nodes_meet", "nodes_all_reduce"), "passed"
+    )
+    assert result["steps"][-1]["measure"] == "4 ranks on 2 nodes, gloo, sum 6"
+
+
+def test_what_a_host_is_to_run_is_printed_and_runs_when_it_is_pasted(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("127.0.0.1\n")
+    words = ("smoke", "--variant", "cpu", "--hosts", str(file), "--only", "versions", "--print")
+    code, output = run(*words)
+    assert code == 0, output
+    heading, line = output.splitlines()
+    assert heading == "# on 127.0.0.1"
+    # this Engine may refuse what a host's would give
+    pasted = line.replace(" --ulimit memlock=-1", "")
+    done = subprocess.run(["sh", "-c", pasted], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '"nodeid": "test_environment.py::test_versions"' in done.stdout
+
+
+def test_more_nodes_than_hosts_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("one\ntwo\n")
+    code, output = run("smoke", "--variant", "cpu", "--hosts", str(file), "--nnodes", "3")
+    assert code == 2
+    assert "--nnodes 3, and the file has 2 hosts" in output
