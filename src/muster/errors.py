@@ -97,6 +97,15 @@ class MoreProcessesThanGpus(WrongInput):
         )
 
 
+class MoreRanksThanGpus(WrongInput):
+    def __init__(self, nnodes: int, nproc_per_node: int, gpus: int) -> None:
+        super().__init__(
+            f"--nnodes {nnodes} with --nproc-per-node {nproc_per_node} on a machine with {gpus}"
+            " GPUs: NCCL refuses two ranks on one GPU",
+            f"choose the two so that there are {gpus} ranks or fewer in all",
+        )
+
+
 class MoreNodesThanHosts(WrongInput):
     def __init__(self, nnodes: int, hosts: int) -> None:
         super().__init__(

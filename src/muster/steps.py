@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from muster import suite
 from muster.bandwidth.series import Series
 from muster.finding import Finding, Outcome, Severity
 from muster.progress import Progress
@@ -27,7 +28,7 @@ def reporting(suite: Sequence[str]) -> list[str]:
 class Step:
     """A step of the suite. `measure` is what it measured, or why it does not apply or did not run.
 
-    `command` repeats it, and nothing else, on one line.
+    `command` repeats it on one line, and nothing else if the plan has it.
     """
 
     name: str
@@ -94,7 +95,9 @@ class Log:
             self.progress.detail(f"step {name}")
         elif entry["when"] == "call" or entry["outcome"] != "passed":
             self.running = None
-            self.steps.append(_step(name, entry, f"{self.repeat} --only {name}"))
+            # a site's own steps, which the plan has not, run with all others
+            alone = f"{self.repeat} --only {name}" if name in suite.BY_NAME else self.repeat
+            self.steps.append(_step(name, entry, alone))
             self._read_measures(name, entry["user_properties"])
             self.progress.say(line(self.steps[-1]))
 

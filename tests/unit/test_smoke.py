@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 from tests.unit.conftest import ROOT, Recorder, runs, wait_until
 
-from muster import pins
+from muster import pins, process
 from muster.dossier import Dossier
 from muster.errors import (
     FloorsWrong,
     MoreProcessesThanGpus,
+    MoreRanksThanGpus,
     MusterError,
     NodesWithoutContainers,
     NoStepLeft,
@@ -38,9 +39,12 @@ from muster.errors import (
 from muster.finding import Outcome, Severity, Verdict
 from muster.node import Node
 from muster.pins import Pins
+from muster.smoke import command
 from muster.smoke import settings as wishes
+from muster.smoke.command import Among
 from muster.smoke.here import here
 from muster.smoke.settings import Settings, Wish
+from muster.steps import Log
 from muster.suite import BY_NAME
 from muster.topology import Topology
 
@@ -100,8 +104,8 @@ def test_a_wish_for_shm_and_time_is_kept_and_named(pinned: Pins) -> None:
         (Wish(shm_size="0"), NotASize, "'0'"),
         (Wish(nnodes="0"), NotANumber, "--nnodes '0'"),
         (Wish(nnodes="1:2"), NotANumber, "--nnodes '1:2'"),
-        (Wish(nnodes="5"), MoreProcessesThanGpus, "4 GPUs"),
-        (Wish(nnodes="2", nproc_per_node="3"), MoreProcessesThanGpus, "4 GPUs"),
+        (Wish(nnodes="5"), MoreRanksThanGpus, "--nnodes 5 with --nproc-per-node 1 .* 4 GPUs"),
+        (Wish("3", nnodes="2"), MoreRanksThanGpus, "--nnodes 2 with --nproc-per-node 3 .* 4 GPUs"),
         (Wish(only="nosuch"), NoSuchStep, "no step 'nosuch'\n.* versions, .*nodes_bandwidth"),
         (Wish(skip="versions,nosuch"), NoSuchStep, "no step 'nosuch'"),
         (Wish(only="versions,pairs"), StepNeedsNodes, "pairs is between nodes.*\n.*--nnodes 2"),
@@ -232,7 +236,8 @@ def test_steps_become_outcomes_measures_and_warnings(suite: Suite, progress: Rec
     assert "to descriptor 1" in good.output
     assert "to stderr" in good.output
     assert (good.limit_s, warned.limit_s) == (30, 30)
-    assert good.command == "./invokew smoke --only good"
+    # which is in no plan, so that it cannot be chosen
+    assert good.command == "./invokew smoke"
     assert 0 <= good.seconds <= result.seconds
     assert (elsewhere.outcome, elsewhere.measure) == (
         Outcome.NOT_APPLICABLE,
@@ -323,12 +328,19 @@ def test_the_settings_reach_the_suite(suite: Suite) -> None:
     shown = """
 def test_shown(request, step):
     step.measure(" ".join(str(request.config.getoption(name)) for name in
-        ("--nproc-per-node", "--step-timeout", "--infiniband", "--shm-bytes", "--train")))
+        ("--nproc-per-node", "--step-timeout", "--infiniband", "--shm-bytes", "--floors",
+         "--nodes-floor", "--on-purpose", "--nodes", "--train")))
 """
-    chosen = Settings(Topology(1, 5), 2**30, "docker/pins.toml", 9)
+    chosen = Settings(
+        *(Topology(1, 5), 2**30, "docker/pins.toml", 9),
+        floors="300",
+        on_purpose=("NCCL_DEBUG",),
+        nodes_floor_gb_s=40.5,
+    )
     (step,) = suite(shown, chosen, Node(gpus=0, infiniband=True)).steps
-    ranks, limit, infiniband, shm, train = step.measure.split()
-    assert (ranks, limit, infiniband, shm) == ("5", "9.0", "True", str(2**30))
+    *told, train = step.measure.split()
+    flags = ["5", "9.0", "True", str(2**30), "300", "40.5", "['NCCL_DEBUG']"]
+    assert told == [*flags, socket.gethostname()]
     assert train.endswith("/train")
     assert step.limit_s == 9
 
@@ -493,6 +505,44 @@ def test_chosen_steps_run_alone_without_what_they_stand_on(suite: Suite) -> None
     chosen = replace(SETTINGS, steps=("versions", "elastic_nodes"))
     result = suite(f"{WELL}def test_all_reduce(step): {FAILS}", chosen)
     assert outcomes(result) == {"versions": Outcome.PASSED, "elastic_nodes": Outcome.PASSED}
+
+
+def test_a_step_of_the_plan_is_repeated_alone(suite: Suite) -> None:
+    (step,) = suite("def test_versions(step): ...", replace(SETTINGS, repeat="smoke --slim")).steps
+    assert step.command == "smoke --slim --only versions"
+
+
+def test_nodes_without_a_step_between_them_do_not_meet(
+    suite: Suite, tmp_path: Path, progress: Recorder
+) -> None:
+    # the stand-in for torch has no store to meet in
+    suite("def test_memlock(step): step.measure(step.host)")
+    log = Log(progress)
+    argv = command.suite(
+        replace(SETTINGS, topology=Topology(2, 2), steps=("memlock",)),
+        Among(("node-0", "node-1"), 1),
+        python=sys.executable,
+        root=tmp_path,
+        folder="tests/smoke",
+        infiniband=False,
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'src'}:{tmp_path / 'stand-in'}"}
+    process.run(argv, limit_s=60, env=environment, on_line=log.read_line)
+    assert log.is_whole
+    assert [step.measure for step in log.steps] == ["node-1"]
+
+
+def test_a_choice_without_a_step_of_this_node_is_known_by_its_end(suite: Suite) -> None:
+    # as of the second of two containers that are to do what one machine does once
+    with pytest.raises(SuiteDidNotReport, match="exit code 5"):
+        suite(WELL, replace(SETTINGS, steps=()))
+
+
+def test_in_the_image_something_ends_a_suite_that_nobody_ends() -> None:
+    argv = command.in_image(SETTINGS, Among(("vm",)), infiniband=True)
+    assert argv[:3] == ["timeout", "--kill-after=10", str(command.SUITE_LIMIT_S)]
+    assert argv[7:11] == ["python", "-m", "pytest", "/opt/muster/smoke"]
+    assert "--infiniband" in argv
 
 
 def test_a_step_has_the_limit_of_the_plan_unless_one_is_given_for_all(suite: Suite) -> None:

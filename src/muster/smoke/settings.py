@@ -8,7 +8,7 @@ from pathlib import Path
 
 from muster import size, suite
 from muster.bandwidth import floors
-from muster.errors import MoreProcessesThanGpus, NotAFloor
+from muster.errors import MoreProcessesThanGpus, MoreRanksThanGpus, NotAFloor
 from muster.node import Node
 from muster.pins import Accelerator, Pins, Variant
 from muster.topology import Topology, positive
@@ -120,5 +120,7 @@ def _topology(wish: Wish, node: Node, variant: Variant) -> Topology:
         return Topology(nnodes, nproc_per_node or DEFAULT_NPROC_PER_NODE)
     nproc_per_node = nproc_per_node or max(1, node.gpus // nnodes)
     if nnodes * nproc_per_node > node.gpus:
-        raise MoreProcessesThanGpus(nnodes * nproc_per_node, node.gpus)
+        if nnodes == 1:
+            raise MoreProcessesThanGpus(nproc_per_node, node.gpus)
+        raise MoreRanksThanGpus(nnodes, nproc_per_node, node.gpus)
     return Topology(nnodes, nproc_per_node)
