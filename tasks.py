@@ -928,7 +928,9 @@ def _smoke_on_hosts(
 
 def _command_line() -> str:
     """The command as it was written, to be written again."""
-    return shlex.join(["./invokew", *sys.argv[1:]])
+    words = sys.argv[1:]
+    # invokew's own, which whoever types it again leaves out
+    return shlex.join(["./invokew", *(words[2:] if words[:1] == ["--search-root"] else words)])
 
 
 def _flag(name: str, value: str | None) -> list[str]:

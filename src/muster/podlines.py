@@ -20,7 +20,8 @@ from muster.steps import Step
 
 SCHEMA: Final = 1
 _KEY: Final = "muster"
-_BEGIN: Final = f'{{"{_KEY}":"'
+# what such a line begins with
+BEGIN: Final = f'{{"{_KEY}":"'
 # packed, as many lines of NCCL's take some KiB: container runtimes split a line at 16 KiB
 _NCCL_LINES: Final = 400
 # characters that a piece may unpack to; a hostile one unpacks to a thousand times its size
@@ -123,7 +124,7 @@ def read(text: str, wash: Callable[[str], str]) -> tuple[str, Record] | None:
     Every text in it goes through `wash`: JSON can hide what a terminal obeys. Raises Misshapen for
     what another Muster wrote, or nobody.
     """
-    begin = text.find(_BEGIN)
+    begin = text.find(BEGIN)
     if begin < 0:
         return None
     try:

@@ -1,6 +1,7 @@
 """Several nodes on a real Engine: containers on one network, and hosts that ssh reaches."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,39 @@ def test_two_nodes_are_ready(tmp_path: Path, client: docker.DockerClient) -> Non
     result = json.loads(report.read_text())
     assert [node["host"] for node in result["nodes"]] == ["node-0", "node-1"]
     steps = steps_of(result)
-    assert {name: step["outcome"] for name, step in steps.items()} == dict.fromkeys(
-        ["versions", *TOGETHER], "passed"
-    )
+    assert {name: step["outcome"] for name, step in steps.items()} == {
+        **dict.fromkeys(["versions", *TOGETHER], "passed"),
+        "pairs": "not applicable",
+    }
     assert steps["nodes_all_reduce"]["measure"] == "4 ranks on 2 nodes, gloo, sum 6"
     assert steps["nodes_subgroups"]["measure"] == "tp [0, 1] within, dp [0, 2] across nodes"
-    assert steps["pairs"]["measure"] == "1 pair"
     between = {tuple(each["nodes"]) for each in result["bandwidth"]}
     assert between == {("node-0", "node-1")}
+    assert left_on(client) == []
+    assert stages_left_on(client) == []
+
+
+def test_every_two_of_three_nodes_are_measured(tmp_path: Path) -> None:
+    report = tmp_path / "out.json"
+    words = ("--nproc-per-node", "1", "--only", "nodes_meet,pairs", "--json", str(report))
+    code, output = run("smoke", "--nnodes", "3", *words)
+    assert code == 0, output
+    result = json.loads(report.read_text())
+    assert steps_of(result)["pairs"]["measure"] == "3 pairs"
+    assert sorted(each["nodes"] for each in result["bandwidth"]) == [
+        ["node-0", "node-1"],
+        ["node-0", "node-2"],
+        ["node-1", "node-2"],
+    ]
+
+
+def test_ctrl_c_ends_all_nodes_and_leaves_nothing(client: docker.DockerClient) -> None:
+    command = Muster("smoke", "--nnodes", "2", "--quick")
+    command.read_until("^node-1: versions: passed")
+    command.send(signal.SIGINT)
+    code, output = command.finish()
+    assert code == 130
+    assert "Traceback" not in output
     assert left_on(client) == []
     assert stages_left_on(client) == []
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from muster.engine import Container, Stage
 from muster.errors import MusterError
+from muster.podlines import BEGIN
 from muster.rehearse.pods import Cast, Role
 
 # torchrun tells how the nodes met, one value a line, after "Rendezvous complete for workers"
@@ -74,8 +75,8 @@ class Actor:
         return True
 
     def last_lines(self, count: int = 12) -> list[str]:
-        """The end of what its ranks said; torchrun's own log and summary are left out."""
-        lines = [line for line in self.output if line.strip()]
+        """The end of what its ranks said, without torchrun's log and summary, and podlines."""
+        lines = [line for line in self.output if line.strip() and not line.startswith(BEGIN)]
         failed = [at for at, line in enumerate(lines) if _RANK_FAILED.search(line)]
         ranks = lines[: failed[-1]] if failed else lines
         return [line for line in ranks if not _AGENT_LOG.match(line)][-count:]
