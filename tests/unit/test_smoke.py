@@ -359,7 +359,7 @@ def test_next(step): ...
         ("hangs", "begun"),
         ("next", ""),
     ]
-    assert 1 <= result.steps[0].seconds < 5
+    assert 1 <= result.steps[0].seconds < 30
 
 
 @pytest.fixture
@@ -376,7 +376,7 @@ def test_the_report_comes_through_whatever_else_is_open(suite: Suite) -> None:
     assert len(suite(STEPS).steps) == 3
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(60)
 def test_a_suite_that_says_much_at_its_end_does_not_hang(suite: Suite) -> None:
     result = suite("""
 import atexit, os
