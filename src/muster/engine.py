@@ -431,7 +431,12 @@ class _Run:
             # attached before the start: no line is missed, whatever the log driver
             output = self.client.api.attach(str(container.id), stream=True, demux=True)
             self.open_streams.callback(_close, output)
-            container.start()
+            try:
+                container.start()
+            except docker.errors.APIError:
+                # another may be started in its place while the rest of the run goes on
+                container.remove(force=True, v=True)
+                raise
         return Container(container, output)
 
 

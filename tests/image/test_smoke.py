@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import docker
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 from tests.image.harness import ROOT, Muster, left_on, run, wait_until
 
@@ -67,7 +67,9 @@ def send_to_rank(client: docker.DockerClient, script: str, rank: int, number: in
 
 def test_a_healthy_node_is_ready(tmp_path: Path) -> None:
     kept = {name: tmp_path / f"out.{name}" for name in ("json", "junit", "html")}
-    code, output = run("smoke", *(word for k, path in kept.items() for word in (f"--{k}", path)))
+    code, output = run(
+        "smoke", *(word for k, path in kept.items() for word in (f"--{k}", str(path)))
+    )
     assert code == 0, output
     assert output.splitlines()[-1] == "READY"
     assert "1 GiB (docker/pins.toml)" in output
