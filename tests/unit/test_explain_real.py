@@ -267,3 +267,55 @@ def test_a_torchrun_that_leaves_after_the_first_node_s_is_well() -> None:
 @pytest.mark.parametrize("why", [STORE_GONE, f"[rank1]: {RESET}\n{table(1, 1)}"])
 def test_a_torchrun_that_failed_with_the_same_words_is_not(why: str) -> None:
     assert titles(PARTED + why)
+
+
+@pytest.mark.parametrize(
+    ("said", "fault", "title"),
+    [
+        (
+            "Rank 0 fails: no sign of rank 1, rank 3 in 60 s",
+            "ranks-not-seen",
+            "rank 1, rank 3 never came: no sign in 60 s",
+        ),
+        # two ranks that end at once write into one line
+        (
+            "Rank 3 waited 60 s in vain for rank 8, rank 9Rank 1 waited 60 s in vain for rank 8",
+            "ranks-not-seen",
+            "rank 8, rank 9 never came: no sign in 60 s",
+        ),
+        (
+            (
+                "Rank 0 fails: rank 0 has torch 2.13.0+cpu for cpu, but rank 1 has torch 2.0.1 for cpu"
+                "Rank 1 fails: rank 0 has torch 2.13.0+cpu for cpu, but rank 1 has torch 2.0.1 for cpu"
+            ),
+            "torch-versions-differ",
+            "not every rank has the torch of rank 0: rank 1 has torch 2.0.1",
+        ),
+        # the facts that rank 0 writes before it fails
+        (
+            (
+                '{"script": "devices", "wrong": ["torch is not the same everywhere: 2.13.0 on rank 0,'
+                ' 2.0.1 on rank 1"]}\n'
+                "Rank 1 fails: torch is not the same everywhere: 2.13.0 on rank 0, 2.0.1 on rank 1"
+            ),
+            "torch-versions-differ",
+            "not every rank has the torch of rank 0: 2.13.0 on rank 0, 2.0.1 on rank 1",
+        ),
+        (
+            "Rank 1 fails: rank 0 has torch 2.13.0 for cuda, but rank 1 has torch 2.13.0 for cpu",
+            "no-gpu",
+            "there is no GPU for rank 1",
+        ),
+        (
+            "Rank 0 disproves: no name in it starts with module.: {'prefixed': ['module.weight']}",
+            "claim-disproved",
+            "ddp_demo.py disproved one of its claims: no name in it starts with module.",
+        ),
+    ],
+)
+def test_what_a_script_says_itself_is_the_cause_and_torchrun_s_table_follows(
+    said: str, fault: str, title: str
+) -> None:
+    (found,) = explanation.of_text(f"{said}\n{table(1, 1, others=ENDED)}").diagnoses
+    assert (found.fault.id, found.title) == (fault, title)
+    assert [name for name, _ in found.followed_by] == ["child-failed"]
