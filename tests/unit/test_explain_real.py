@@ -285,8 +285,8 @@ def test_a_torchrun_that_failed_with_the_same_words_is_not(why: str) -> None:
         ),
         (
             (
-                "Rank 0 fails: rank 0 has torch 2.13.0+cpu for cpu, but rank 1 has torch 2.0.1 for cpu"
-                "Rank 1 fails: rank 0 has torch 2.13.0+cpu for cpu, but rank 1 has torch 2.0.1 for cpu"
+                "Rank 0 fails: rank 0 has torch 2.13.0 for cpu, but rank 1 has torch 2.0.1 for cpu"
+                "Rank 1 fails: rank 0 has torch 2.13.0 for cpu, but rank 1 has torch 2.0.1 for cpu"
             ),
             "torch-versions-differ",
             "not every rank has the torch of rank 0: rank 1 has torch 2.0.1",
@@ -294,8 +294,8 @@ def test_a_torchrun_that_failed_with_the_same_words_is_not(why: str) -> None:
         # the facts that rank 0 writes before it fails
         (
             (
-                '{"script": "devices", "wrong": ["torch is not the same everywhere: 2.13.0 on rank 0,'
-                ' 2.0.1 on rank 1"]}\n'
+                '{"script": "devices", "wrong": ["torch is not the same everywhere:'
+                ' 2.13.0 on rank 0, 2.0.1 on rank 1"]}\n'
                 "Rank 1 fails: torch is not the same everywhere: 2.13.0 on rank 0, 2.0.1 on rank 1"
             ),
             "torch-versions-differ",
