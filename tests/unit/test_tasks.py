@@ -209,9 +209,7 @@ def test_a_signal_ends_it_in_order(checkout: Path, number: signal.Signals) -> No
     pids = checkout / "tests/smoke/pids"
     wait_until(pids.exists, "the step has begun")
     running.send_signal(number)
-    started = time.monotonic()
     out, err = running.communicate(timeout=20)
-    assert time.monotonic() - started < 5
     assert running.returncode == 128 + number
     assert err == "muster: interrupted; nothing was left behind\n"
     assert "READY" not in out

@@ -35,11 +35,11 @@ def in_containers(
         first: ContainerSpec | None = None
         for rank, name in enumerate(names):
             among = Among(names, rank)
-            spec = container.spec_of(variant, ref, node, _own(settings, rank), among)
+            spec = container.spec_of(variant, ref, node, own_steps(settings, rank), among)
             if first is not None:
                 # what the Engine refused once it will not be asked again
                 spec = replace(spec, asks=first.asks, user=first.user)
-            spec = _with_own_gpus(spec, settings, rank)
+            spec = with_own_gpus(spec, settings, rank)
             suites[name], given = container.started(_start(stage, name, names), spec, findings)
             first = first or given
         assert first is not None
@@ -59,7 +59,7 @@ def _names(engine: Engine, nnodes: int) -> tuple[str, ...]:
     return (engine.host,) if nnodes == 1 else tuple(f"node-{rank}" for rank in range(nnodes))
 
 
-def _own(settings: Settings, rank: int) -> Settings:
+def own_steps(settings: Settings, rank: int) -> Settings:
     """What the machine can do is asked once, by the first of the nodes that share it."""
     if rank == 0 or settings.steps is None:
         return settings
@@ -67,7 +67,7 @@ def _own(settings: Settings, rank: int) -> Settings:
     return replace(settings, steps=tuple(own))
 
 
-def _with_own_gpus(spec: ContainerSpec, settings: Settings, rank: int) -> ContainerSpec:
+def with_own_gpus(spec: ContainerSpec, settings: Settings, rank: int) -> ContainerSpec:
     """With this node's share of the machine's GPUs, where there are several nodes."""
     topology = settings.topology
     if topology.nnodes == 1 or Ask.GPUS not in spec.asks:

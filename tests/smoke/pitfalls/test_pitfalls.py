@@ -267,6 +267,7 @@ def played(
 @pytest.mark.parametrize("pitfall", PITFALLS, ids=lambda pitfall: pitfall.name)
 def test_it_ends_in_words(pitfall: Pitfall, played: Callable[[Pitfall], Played]) -> None:
     end = played(pitfall)
+    print(end.output)  # for whoever asks for it, with -rP
     assert end.code == 1, end.output  # torchrun's own, whatever a rank's was
     for words in end.says:
         assert words in end.output
