@@ -1,8 +1,8 @@
 """What a step of the smoke suite has: its options, its time limit, its measure, its Findings.
 
 smoke on the host starts the suite, by pytest in the container, and reads the report log: the
-properties of each step, which record() writes, are for it. The plan of the steps, their order and
-what each stands on, is muster.suite.
+properties of each step are for it. The plan of the steps, their order and what each stands on, is
+muster.suite.
 """
 
 import json
@@ -33,7 +33,6 @@ BACKSTOP_S = 20.0
 DEFAULT_LIMIT_S = 30.0
 # of what one process of NCCL's wrote; the lines of its start, which matter, come first
 MOST_OF_A_LOG = 2**20
-
 
 # programs for learners, run by a pytest of their own
 collect_ignore = ["pitfalls"]
