@@ -6,7 +6,7 @@ from typing import Final
 from muster import size
 from muster.bandwidth.floors import Basis, Floor
 from muster.bandwidth.results import Row, Run
-from muster.finding import Finding, Severity
+from muster.finding import Finding, error, warning
 
 # below it a run measures how soon it begins, not how fast it moves
 LARGE_BYTES: Final = 2**27
@@ -64,10 +64,9 @@ def _speed(run: Run, floor: Floor, where: str) -> Iterator[Finding]:
 
 
 def _missing(run: Run, why: str, where: str) -> Finding:
-    return Finding(
-        severity=Severity.ERROR,
-        what=f"{run.collective} by {run.tool} has no results",
-        where=where,
+    return error(
+        where,
+        f"{run.collective} by {run.tool} has no results",
         evidence=why,
         cause="it failed, was ended from outside, or did not know one of its options",
         remedy="run it alone with NCCL_DEBUG=INFO, then ./invokew explain on what it writes",
@@ -76,10 +75,9 @@ def _missing(run: Run, why: str, where: str) -> Finding:
 
 def _wrong(run: Run, where: str) -> Finding:
     sizes = [row.bytes for row in run.rows if row.wrong]
-    return Finding(
-        severity=Severity.ERROR,
-        what=f"{run.collective} by {run.tool} gives wrong results",
-        where=where,
+    return error(
+        where,
+        f"{run.collective} by {run.tool} gives wrong results",
         evidence=f"wrong elements: {run.wrong} over {run.nranks} ranks, in {len(sizes)} of"
         f" {len(run.rows)} sizes; the smallest has {min(sizes)} bytes",
         cause="memory, a GPU or a link damages data, or direct access between GPUs (P2P) does:"
@@ -90,10 +88,9 @@ def _wrong(run: Run, where: str) -> Finding:
 
 
 def _unchecked(run: Run, where: str) -> Finding:
-    return Finding(
-        severity=Severity.WARNING,
-        what=f"{run.collective} by {run.tool} was not checked for correctness",
-        where=where,
+    return warning(
+        where,
+        f"{run.collective} by {run.tool} was not checked for correctness",
         evidence="no row has a number of wrong elements",
         cause="nccl-tests ran with -c 0",
         remedy="run them with -c 1",
@@ -102,10 +99,9 @@ def _unchecked(run: Run, where: str) -> Finding:
 
 def _too_small(run: Run, floor: Floor, where: str) -> Finding:
     largest = max(row.bytes for row in run.rows)
-    return Finding(
-        severity=Severity.WARNING,
-        what=f"{run.collective} by {run.tool} was not held against its floor",
-        where=where,
+    return warning(
+        where,
+        f"{run.collective} by {run.tool} was not held against its floor",
         evidence=f"the floor of {floor.busbw:g} GB/s is for {size.binary(floor.bytes)} and more,"
         f" and the largest buffer had {size.binary(largest)} ({floor.source})",
         cause="small buffers do not show how fast a link is",
@@ -136,10 +132,9 @@ def _slow(run: Run, best: Row, floor: Floor, where: str) -> Finding:
 def _apart(nccl_tests: Run, widest: tuple[Row, Row], where: str) -> Finding:
     tests, torch = widest
     slower = "torch" if torch.busbw < tests.busbw else "nccl-tests"
-    return Finding(
-        severity=Severity.WARNING,
-        what=f"{nccl_tests.collective}: {slower} is {_gap(*widest):.0%} slower than the other",
-        where=where,
+    return warning(
+        where,
+        f"{nccl_tests.collective}: {slower} is {_gap(*widest):.0%} slower than the other",
         evidence=f"with {size.binary(tests.bytes)}: nccl-tests {tests.busbw:.1f} GB/s busbw, torch"
         f" {torch.busbw:.1f}",
         cause="the two loaded different NCCLs or have different switches, or something else ran"
