@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from muster import finding, podlines
+from muster.doctor.check import listed
 from muster.dossier import Dossier, Node, watched
 from muster.errors import NotNodes, PodLogBroken, PodLogWithoutResults
 from muster.explain import lines
@@ -260,16 +261,11 @@ def _own_findings(pods: Iterable[_Pod]) -> Iterator[Finding]:
 def _left_none(absent: Sequence[str], pods: Sequence[_Pod]) -> Iterator[Finding]:
     if absent:
         yield finding.error(
-            _listed(absent),
+            listed(absent, _MOST_NAMES),
             f"{len(absent)} of {len(absent) + len(pods)} nodes left no log",
-            evidence=f"logs are here of {_listed([pod.host for pod in pods])}",
+            evidence=f"logs are here of {listed([pod.host for pod in pods], _MOST_NAMES)}",
             cause="the pod was not started, or its log was not given",
             remedy="kubectl get pods -o wide shows the pod and its node; give the logs of all"
             " pods, whole: kubectl logs --prefix --tail=-1 -l app.kubernetes.io/name=NAME"
             " -c preflight",
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
-    return ", ".join([*names[:_MOST_NAMES], *more])

@@ -39,20 +39,24 @@ class Hosts:
         return cls(tuple(hosts[:nnodes]), fabric)
 
     @property
+    def infiniband(self) -> bool:
+        """Whether the fabric needs the verbs devices."""
+        return self.fabric is not None and _VERBS in self.fabric.docker.devices
+
+    @property
     def names(self) -> tuple[str, ...]:
         return tuple(host.name for host in self.hosts)
 
 
 def node_of(variant: Variant, hosts: Hosts, wish: Wish) -> Node:
     """What each host is taken to have: nobody can look at it from here."""
-    infiniband = hosts.fabric is not None and _VERBS in hosts.fabric.docker.devices
     if variant.accelerator is Accelerator.CPU:
-        return Node(0, infiniband)
+        return Node(0, hosts.infiniband)
     if wish.nproc_per_node is None:
         raise RanksOfHostsUnknown(variant.name)
     # as many as are asked for: a host that has fewer fails its own steps
     gpus = positive("--nproc-per-node", wish.nproc_per_node) * len(hosts.hosts)
-    return Node(gpus, infiniband)
+    return Node(gpus, hosts.infiniband)
 
 
 def commands(
@@ -109,7 +113,7 @@ def _findings(refused: Mapping[Host, Iterable[AskRefused]]) -> list[Finding]:
 def _spec(variant: Variant, ref: str, hosts: Hosts, settings: Settings, rank: int) -> ContainerSpec:
     gpus = 0 if variant.accelerator is Accelerator.CPU else settings.topology.nproc_per_node
     fabric = hosts.fabric
-    node = Node(gpus, fabric is not None and _VERBS in fabric.docker.devices)
+    node = Node(gpus, hosts.infiniband)
     if fabric is not None:
         on_purpose = tuple(name for name in fabric.environment if name in switches.DEBUG_SWITCHES)
         settings = replace(
